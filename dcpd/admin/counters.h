@@ -1,0 +1,60 @@
+/*
+ * Every counter of the daemon, once: this table makes the storage, the names
+ * in `dcpctl status -j` and, later, /metrics. Adding one is one line here.
+ * Relaxed atomics: any thread adds, readers want no order.
+ */
+#ifndef DCPD_COUNTERS_H
+#define DCPD_COUNTERS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* X(name, kind, help)  kind: C = only grows, G = goes up and down */
+#define DCPD_COUNTERS(X) \
+	X(clients,            G, "clients connected") \
+	X(clients_total,      C, "clients ever connected") \
+	X(clients_dropped,    C, "clients dropped for breaking the protocol") \
+	X(requests_total,     C, "requests accepted") \
+	X(requests_refused,   C, "requests refused before they ran") \
+	X(requests_finished,  C, "requests finished: stop or length") \
+	X(requests_cancelled, C, "requests cancelled, client death included") \
+	X(requests_failed,    C, "requests ended by an error") \
+	X(requests_waiting,   G, "requests waiting for pages or a slot") \
+	X(requests_running,   G, "requests in prefill or decode") \
+	X(prompt_tokens,      C, "prompt tokens prefilled") \
+	X(output_tokens,      C, "tokens generated") \
+	X(steps,              C, "steps run") \
+	X(decode_steps,       C, "decode passes run") \
+	X(prefill_passes,     C, "prefill passes run") \
+	X(decode_ns,          C, "time in decode passes, ns") \
+	X(prefill_ns,         C, "time in prefill passes, ns") \
+	X(decode_rows,        C, "query rows in decode passes") \
+	X(prefill_rows,       C, "query rows in prefill passes") \
+	X(prefill_way_q,      C, "prefill passes that gathered q") \
+	X(prefill_way_kv,     C, "prefill passes that gathered KV rows") \
+	X(prefill_way_a2a,    C, "prefill passes by all-to-all") \
+	X(pages_total,        G, "pages of the pool, without the sink page") \
+	X(pages_free,         G, "pages free") \
+	X(pages_used,         G, "pages held by requests") \
+	X(queue_bytes,        G, "bytes of requests and answers held for clients")
+
+enum dcpd_counter {
+#define X(n, k, h) DCPD_CNT_##n,
+	DCPD_COUNTERS(X)
+#undef X
+	DCPD_CNT_N
+};
+
+extern _Atomic uint64_t dcpd_counters[DCPD_CNT_N];
+
+#define DCPD_COUNT(n, v) \
+	atomic_fetch_add_explicit(&dcpd_counters[DCPD_CNT_##n], \
+	    (uint64_t)(v), memory_order_relaxed)
+#define DCPD_GAUGE(n, v) \
+	atomic_store_explicit(&dcpd_counters[DCPD_CNT_##n], \
+	    (uint64_t)(v), memory_order_relaxed)
+#define DCPD_COUNTER(n) \
+	atomic_load_explicit(&dcpd_counters[DCPD_CNT_##n], \
+	    memory_order_relaxed)
+
+#endif

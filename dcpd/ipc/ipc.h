@@ -1,0 +1,87 @@
+/*
+ * The daemon's side of the ring: the listening socket, the clients, their
+ * shared memory, and the intake thread that owns all of these.
+ *
+ * A client's words are copied once, checked, and only the copy goes on. What
+ * goes back is queued per client and moved into its stream ring as space
+ * frees up, so a slow reader never blocks a caller of dcpd_ipc_emit.
+ */
+#ifndef DCPD_IPC_H
+#define DCPD_IPC_H
+
+#include <sys/types.h>
+
+#include "dcpd/base/base.h"
+#include "libdcpclient/dcpclient.h"
+
+struct dcpd_ipc;
+struct dcpd_client;		/* reference counted */
+
+/* A private, validated copy of one request. */
+struct dcpd_submit {
+	struct dcpd_client *client;	/* a reference is held */
+	uint64_t id;			/* unique in this daemon's life */
+	uid_t uid;
+	uint32_t input, flags;		/* DCP_INPUT_*, DCP_* flags */
+	char *data;			/* text or JSON, NUL after it; ids */
+	size_t len;			/* bytes */
+	struct dcp_request p;		/* scalars only; its pointers are NULL */
+	char **stop;
+	uint32_t *stop_ids;
+	struct dcp_logit_bias *bias;	/* counts are p.n_* */
+	char *options;			/* or NULL */
+};
+void dcpd_submit_free(struct dcpd_submit *);	/* drops the reference */
+
+struct dcpd_ipc_ops {
+	/*
+	 * Intake thread, must not block. 0: the callee owns s, and will end it
+	 * with exactly one DONE or ERROR (unless the client goes first).
+	 * Otherwise refused: ipc sends the ERROR event and frees s.
+	 */
+	int (*submit)(void *arg, struct dcpd_submit *s, struct dcpd_err *);
+	void (*cancel)(void *arg, struct dcpd_client *, uint64_t id);
+	/* The client died: drop its requests, emit no more for them. */
+	void (*gone)(void *arg, struct dcpd_client *);
+	char *(*info)(void *arg);	/* malloc'd JSON object */
+};
+
+struct dcpd_ipc_config {
+	const char *path;		/* socket to bind; or */
+	int listen_fd;			/* >= 0: already listening */
+	uint32_t max_clients, max_clients_uid;
+	uint32_t max_requests_uid;	/* live requests of one uid */
+	uint64_t max_bytes_uid;		/* queued in and out, of one uid */
+	uint32_t vocab;			/* ids in a request are below it */
+};
+
+int dcpd_ipc_start(const struct dcpd_ipc_config *, const struct dcpd_ipc_ops *,
+    void *arg, struct dcpd_ipc **, struct dcpd_err *);
+void dcpd_ipc_stop(struct dcpd_ipc *);	/* every live request gets -ESHUTDOWN */
+
+/*
+ * Any thread, never blocks. ev as in dcpclient.h (.user_data, .seq and .size
+ * are filled in here). -EPIPE: the client is gone. A request's events must
+ * come from one thread at a time.
+ */
+int dcpd_ipc_emit(struct dcpd_client *, uint64_t id, const struct dcp_event *ev);
+
+/*
+ * Reserve what max_tokens answers may need, at admission, once per request.
+ * -EDQUOT: the uid's quota has no room now. Released by the final event.
+ */
+int dcpd_ipc_reserve(struct dcpd_client *, uint64_t id, uint32_t max_tokens,
+    uint32_t top_logprobs);
+
+struct dcpd_client *dcpd_client_ref(struct dcpd_client *);
+void dcpd_client_unref(struct dcpd_client *);
+uint64_t dcpd_client_id(const struct dcpd_client *);
+pid_t dcpd_client_pid(const struct dcpd_client *);
+
+/* JSON array for `dcpctl clients`: id, pid, uid, requests, queued bytes, age. */
+char *dcpd_ipc_clients_json(struct dcpd_ipc *);
+
+/* --- the admin socket: one JSON object in, one out, per SEQPACKET or line --- */
+/* see dcpd/admin/admin.h */
+
+#endif

@@ -1,0 +1,1 @@
+# dcpd/ipc and its unit tests

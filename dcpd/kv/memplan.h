@@ -1,0 +1,48 @@
+/*
+ * The memory plan: what each rank will hold, before anything is loaded. The
+ * daemon prints it at start beside what was allocated; `dcpctl plan` prints it
+ * from a config.json alone.
+ */
+#ifndef DCPD_MEMPLAN_H
+#define DCPD_MEMPLAN_H
+
+#include <jansson.h>
+
+#include "dcpd/model/model.h"
+
+struct dcpd_memplan_in {
+	const struct dcpd_model_config *cfg;
+	struct dcpd_layout layout;
+	enum dcpk_kv kv, idx;
+	const char *device;		/* "cpu", "cuda" */
+	uint64_t kv_bytes_per_rank;	/* 0: from the fraction */
+	double mem_fraction;		/* of device_bytes (per rank) */
+	uint64_t device_bytes;		/* of one rank's device; 0 = not known */
+	uint32_t chunk, max_running, max_ctx;
+};
+
+struct dcpd_memplan {
+	uint32_t world, D;
+	struct dcpk_bytes rank[DCPK_MAX_RANKS];
+	uint64_t page_bytes_rows, page_bytes_index;	/* of one rank, all layers */
+	uint32_t pages;			/* without the sink */
+	uint64_t tokens;		/* pages * 64 */
+	uint64_t tokens_tp;		/* from the same bytes at dcp 1 */
+	uint64_t budget;		/* KV bytes of one rank */
+};
+
+/* Refuses what does not fit: numbers, the rank, the flag to change. */
+int dcpd_memplan(const struct dcpd_memplan_in *, struct dcpd_memplan *,
+    struct dcpd_err *);
+/* A table for people. actual may be NULL. malloc'd. */
+char *dcpd_memplan_text(const struct dcpd_memplan_in *,
+    const struct dcpd_memplan *, const struct dcpk_bytes *actual);
+json_t *dcpd_memplan_json(const struct dcpd_memplan_in *,
+    const struct dcpd_memplan *, const struct dcpk_bytes *actual);
+/* f32 -> f32; bf16 -> fp8 where the index dim is 128, else bf16; fp8 -> fp8. */
+enum dcpk_kv dcpd_index_format(enum dcpk_kv kv, const struct dcpk_model *);
+/* fp8 rows need kv_lora 512, rope 64, index dim 128: refused by that rule. */
+int dcpd_kv_format_check(enum dcpk_kv kv, const struct dcpk_model *,
+    struct dcpd_err *);
+
+#endif

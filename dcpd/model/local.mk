@@ -1,0 +1,1 @@
+# dcpd/model and its unit tests

@@ -1,0 +1,56 @@
+/* A model folder: its config.json, its weights, and the walk of one step. */
+#ifndef DCPD_MODEL_H
+#define DCPD_MODEL_H
+
+#include "dcpd/base/base.h"
+#include "dcpd/parallel/topology.h"
+#include "kernels/kernels.h"
+
+struct dcpd_model_config {
+	struct dcpk_model m;
+	char model_type[32];		/* "glm_moe_dsa", "deepseek_v32" */
+	char name[128];			/* last part of the folder's path */
+	uint32_t eos[8], n_eos;		/* generation_config.json goes first */
+	float def_temperature;		/* generation_config.json; 0 = greedy */
+	float def_top_p;		/* 1 = off */
+	int32_t def_top_k;		/* 0 = off */
+	/* quantization_config, as far as the loader needs it; see config.c */
+	char quant_method[32];		/* "", "fp8", "w4afp8", "compressed-tensors" */
+	uint32_t block_n, block_k;
+	bool ue8m0;
+	void *priv;			/* compressed-tensors groups and ignores */
+};
+
+/*
+ * path: a folder or a config.json. latent_eps_config: --latent-norm-eps config.
+ * Other model types are refused by name.
+ */
+int dcpd_config_load(const char *path, bool latent_eps_config,
+    struct dcpd_model_config *, struct dcpd_err *);
+void dcpd_config_free(struct dcpd_model_config *);
+
+enum dcpd_load_format { DCPD_LOAD_AUTO, DCPD_LOAD_DUMMY };
+
+struct dcpd_load_options {
+	enum dcpd_load_format format;
+	uint64_t seed;			/* dummy */
+	bool progress;			/* bar on a terminal */
+	void (*tick)(void *arg, uint64_t done, uint64_t total);	/* or NULL */
+	void *tick_arg;
+};
+
+/* Every tensor, validated, sliced and handed to backend->load. */
+int dcpd_weights_load(const char *dir, const struct dcpd_model_config *,
+    const struct dcpk_topo *, const struct dcpk_backend *, struct dcpk_ctx *,
+    const struct dcpd_load_options *, struct dcpd_err *);
+
+/* Bytes that the weights will take, per rank, from the shapes alone. */
+int dcpd_weights_bytes(const struct dcpd_model_config *,
+    const struct dcpk_topo *, const char *device, struct dcpk_bytes *);
+
+/* Walk one step on the backend; see kernels.h. */
+int dcpd_forward(const struct dcpk_backend *, struct dcpk_ctx *,
+    const struct dcpk_model *, const struct dcpk_plan *, struct dcpk_result *,
+    struct dcpd_err *);
+
+#endif

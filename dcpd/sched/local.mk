@@ -1,0 +1,1 @@
+# dcpd/sched and its unit tests

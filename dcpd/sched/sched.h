@@ -1,0 +1,67 @@
+/*
+ * The scheduler: the only writer of pages and requests. One step thread:
+ * takes submissions, cancellations and deaths, composes a plan, runs it on the
+ * engine, hands tokens to the text workers, and so on.
+ */
+#ifndef DCPD_SCHED_H
+#define DCPD_SCHED_H
+
+#include <jansson.h>
+
+#include "dcpd/ipc/ipc.h"
+#include "dcpd/text/text.h"
+#include "kernels/kernels.h"
+
+/* What runs a plan: a model on a backend, or the null engine. */
+struct dcpd_engine {
+	const char *name;
+	void *self;
+	/* Step thread. Fills r; an error is fatal for the process. */
+	int (*step)(void *self, const struct dcpk_plan *, struct dcpk_result *r,
+	    struct dcpd_err *);
+	/* Predicted seconds of a prefill pass by each way; NULL: always kv. */
+	void (*predict)(void *self, const struct dcpk_plan *, double s[3]);
+	int (*check)(void *self, struct dcpd_err *);	/* or NULL */
+	void (*close)(void *self);
+	uint32_t vocab, max_ctx, pages, dcp, world, chunk, max_running;
+	const uint32_t *eos;
+	uint32_t n_eos;
+};
+
+/*
+ * --engine null: token i of a request is a hash of its last token and
+ * position, so the stream is deterministic and independent of the batch.
+ */
+int dcpd_null_engine(struct dcpd_engine *, uint32_t vocab, uint32_t max_ctx,
+    uint32_t pages, uint32_t dcp, unsigned step_us);
+
+struct dcpd_sched_config {
+	struct dcpd_engine *engine;
+	const struct dcpd_tokenizer *tok;	/* NULL: token ids only */
+	enum dcpd_chat chat;
+	enum dcpd_parser parser;
+	struct dcpd_textpool *pool;
+	int way;			/* -1: chosen by prediction; or dcpk_way */
+	uint32_t queue_max;		/* requests waiting; more: -EAGAIN */
+	uint32_t max_requests_uid;
+	float def_temperature, def_top_p;
+	int32_t def_top_k;
+};
+
+struct dcpd_sched;
+int dcpd_sched_start(const struct dcpd_sched_config *, struct dcpd_sched **,
+    struct dcpd_err *);
+extern const struct dcpd_ipc_ops dcpd_sched_ipc_ops;	/* arg: the sched */
+
+/* Admin thread. */
+json_t *dcpd_sched_status(struct dcpd_sched *);		/* counters, ranks */
+json_t *dcpd_sched_requests(struct dcpd_sched *);
+int dcpd_sched_cancel(struct dcpd_sched *, uint64_t id);
+void dcpd_sched_drain(struct dcpd_sched *, bool on);	/* refuse new ones */
+bool dcpd_sched_idle(struct dcpd_sched *);
+int dcpd_sched_check(struct dcpd_sched *, struct dcpd_err *);	/* invariant */
+void dcpd_sched_stop(struct dcpd_sched *);	/* cancels, joins, frees */
+/* Set by the step thread when the engine failed: the process must end. */
+bool dcpd_sched_failed(struct dcpd_sched *, struct dcpd_err *);
+
+#endif

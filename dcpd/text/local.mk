@@ -1,0 +1,1 @@
+# dcpd/text and its unit tests

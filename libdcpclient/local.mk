@@ -1,0 +1,1 @@
+# libdcpclient: library, header, .pc, man pages, examples, its unit tests

@@ -1,0 +1,1 @@
+# integration, parity, fuzz, hostile, bench
