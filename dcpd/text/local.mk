@@ -1,1 +1,15 @@
 # dcpd/text and its unit tests
+libdcpd_a_SOURCES += \
+	dcpd/text/text.h \
+	dcpd/text/buf.c dcpd/text/buf.h \
+	dcpd/text/utf8.c dcpd/text/utf8.h \
+	dcpd/text/tok.h \
+	dcpd/text/tokenizer.c \
+	dcpd/text/pattern.c \
+	dcpd/text/encode.c \
+	dcpd/text/decode.c
+
+check_PROGRAMS += tests/unit/t_tokenizer
+TESTS += tests/unit/t_tokenizer
+tests_unit_t_tokenizer_SOURCES = tests/unit/t_tokenizer.c tests/unit/text_util.h
+tests_unit_t_tokenizer_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
