@@ -54,6 +54,7 @@ struct dcpk_model {
 	uint32_t idx_heads, idx_dim, topk;
 	uint32_t max_pos;
 	bool norm_topk, idx_interleave;	/* indexer RoPE: GLM true, V3.2 false */
+	bool act_ue8m0;			/* FP8 activation scales are powers of two */
 	bool idx_hadamard;		/* rotate index q, k before fp8 */
 	float routed_scale, eps, latent_eps;
 	float attn_scale;		/* (nope+rope)^-.5, times mscale^2 */

@@ -1,0 +1,111 @@
+/* A model on a backend, as an engine of the scheduler. Step thread only. */
+#include "config.h"
+
+#include <string.h>
+
+#include "dcpd/model/engine.h"
+
+int
+dcpd_engine_open(struct dcpd_model_engine *e, const struct dcpk_backend *b,
+    const struct dcpd_model_config *cfg, const struct dcpk_setup *setup,
+    struct dcpd_err *err)
+{
+	struct dcpk_err ke = { "" };
+	int rc;
+
+	memset(e, 0, sizeof *e);
+	e->backend = b;
+	e->cfg = cfg;
+	e->setup = *setup;
+	e->setup.model = cfg->m;
+	e->setup.model.act_ue8m0 = cfg->ue8m0;
+	rc = b->open(&e->setup, &e->ctx, &ke);
+	if (rc != 0)
+		return dcpd_fail(err, rc, "%s", ke.text);
+	return 0;
+}
+
+int
+dcpd_engine_load(struct dcpd_model_engine *e, const char *dir,
+    const struct dcpd_load_options *o, struct dcpd_err *err)
+{
+	struct dcpk_err ke = { "" };
+	int rc;
+
+	rc = dcpd_weights_load(dir, e->cfg, &e->setup.topo, e->backend, e->ctx,
+	    o, err);
+	if (rc != 0)
+		return rc;
+	rc = e->backend->ready(e->ctx, &ke);
+	if (rc != 0)
+		return dcpd_fail(err, rc, "%s: %s", dir, ke.text);
+	rc = e->backend->measure(e->ctx, &e->speed);
+	if (rc != 0)
+		return dcpd_fail(err, rc, "measuring the device: %s",
+		    strerror(-rc));
+	return 0;
+}
+
+static int
+step(void *self, const struct dcpk_plan *p, struct dcpk_result *r,
+    struct dcpd_err *err)
+{
+	struct dcpd_model_engine *e = self;
+
+	return dcpd_forward(e->backend, e->ctx, &e->setup.model, p, r, err);
+}
+
+static void
+predict(void *self, const struct dcpk_plan *p, double s[3])
+{
+	struct dcpd_model_engine *e = self;
+
+	dcpd_way_predict(&e->setup.model, &e->setup.topo, e->setup.kv,
+	    &e->speed, p, s);
+}
+
+static int
+check(void *self, struct dcpd_err *err)
+{
+	struct dcpd_model_engine *e = self;
+	struct dcpk_err ke = { "" };
+	int rc = e->backend->check(e->ctx, &ke);
+
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s", ke.text);
+}
+
+static void
+close_engine(void *self)
+{
+	dcpd_engine_close(self);
+}
+
+void
+dcpd_engine_make(struct dcpd_model_engine *e, struct dcpd_engine *out)
+{
+	*out = (struct dcpd_engine){
+		.name = e->backend->name,
+		.self = e,
+		.step = step,
+		.predict = predict,
+		.check = check,
+		.close = close_engine,
+		.vocab = e->setup.model.vocab,
+		.max_ctx = e->setup.max_ctx,
+		.pages = e->setup.pages,
+		.dcp = e->setup.topo.dcp,
+		.world = e->setup.topo.world,
+		.chunk = e->setup.max_prefill,
+		.max_running = e->setup.max_rows,
+		.eos = e->cfg->eos,
+		.n_eos = e->cfg->n_eos,
+	};
+}
+
+void
+dcpd_engine_close(struct dcpd_model_engine *e)
+{
+	if (e->ctx != NULL)
+		e->backend->close(e->ctx);
+	e->ctx = NULL;
+}

@@ -1,0 +1,31 @@
+/*
+ * The engine of a real model: a backend with its weights and pools, as the
+ * scheduler sees it. Built by main in steps, so that each can be logged and
+ * timed: plan (memplan.h), open, load, ready.
+ */
+#ifndef DCPD_ENGINE_H
+#define DCPD_ENGINE_H
+
+#include "dcpd/model/model.h"
+#include "dcpd/sched/sched.h"
+
+struct dcpd_model_engine {
+	const struct dcpk_backend *backend;
+	struct dcpk_ctx *ctx;
+	const struct dcpd_model_config *cfg;	/* borrowed */
+	struct dcpk_setup setup;
+	struct dcpk_speed speed;
+};
+
+/* Open the device and take its memory. setup.model is filled from cfg. */
+int dcpd_engine_open(struct dcpd_model_engine *, const struct dcpk_backend *,
+    const struct dcpd_model_config *, const struct dcpk_setup *,
+    struct dcpd_err *);
+/* Load the weights (dir), check that all are there, measure. */
+int dcpd_engine_load(struct dcpd_model_engine *, const char *dir,
+    const struct dcpd_load_options *, struct dcpd_err *);
+/* What the scheduler runs; valid while e is. close() closes the backend. */
+void dcpd_engine_make(struct dcpd_model_engine *e, struct dcpd_engine *out);
+void dcpd_engine_close(struct dcpd_model_engine *);
+
+#endif

@@ -1,0 +1,21 @@
+/*
+ * The CPU backend's threads. A phase is `n` independent tasks; workers and the
+ * caller take them one by one, and run() returns when all are done: that is
+ * the barrier between phases, and every collective is one.
+ */
+#ifndef DCPC_WORKERS_H
+#define DCPC_WORKERS_H
+
+#include <stdint.h>
+
+struct dcpc_workers;
+/* task: 0..n-1; thread: 0 is the caller, then 1..threads-1. */
+typedef void dcpc_task_fn(void *arg, uint32_t task, uint32_t thread);
+
+int dcpc_workers_new(uint32_t threads, struct dcpc_workers **);
+void dcpc_workers_free(struct dcpc_workers *);
+uint32_t dcpc_workers_n(const struct dcpc_workers *);
+void dcpc_workers_run(struct dcpc_workers *, uint32_t n, dcpc_task_fn *fn,
+    void *arg);
+
+#endif
