@@ -1,0 +1,68 @@
+/*
+ * The admin socket: what dcpctl speaks. Its own thread, which answers while
+ * the model loads and while a step hangs, and never waits for a client.
+ *
+ * A stream of lines. A request is {"cmd": NAME, ...}; its answer one line,
+ * {"ok": true, "result": ...} or {"ok": false, "error": TEXT}. Only the
+ * daemon's own user and root may ask.
+ */
+#ifndef DCPD_ADMIN_H
+#define DCPD_ADMIN_H
+
+#include <jansson.h>
+#include <pthread.h>
+
+#include "dcpd/base/base.h"
+#include "dcpd/ipc/ipc.h"
+#include "dcpd/sched/sched.h"
+
+#define DCPD_MAX_PHASES 16
+
+enum dcpd_state {
+	DCPD_LOADING, DCPD_READY, DCPD_STOPPING, DCPD_FAILED,
+};
+
+/*
+ * How far the daemon is. Main writes, the admin thread reads; both under the
+ * lock, which is never held across a step. sched and ipc are set while they
+ * may be called, and cleared before they are stopped.
+ */
+struct dcpd_run {
+	pthread_rwlock_t lock;
+	enum dcpd_state state;
+	double started;			/* dcpd_now() */
+	struct {
+		const char *name;
+		double seconds;
+	} phase[DCPD_MAX_PHASES];
+	uint32_t phases;		/* the last of them may be under way */
+	double phase_began;		/* 0: none is */
+	_Atomic uint64_t done, total;	/* bytes of weights read, in all */
+	struct dcpd_sched *sched;
+	struct dcpd_ipc *ipc;
+	struct dcpd_engine *engine;
+	json_t *about;			/* model, layout, plan: for status */
+	json_t *config;			/* effective flags */
+	bool draining;
+};
+
+struct dcpd_admin;
+/* listen_fd stays the caller's. */
+int dcpd_admin_start(int listen_fd, struct dcpd_run *, struct dcpd_admin **,
+    struct dcpd_err *);
+void dcpd_admin_stop(struct dcpd_admin *);
+
+/* --- commands.c: one table makes the commands and their help ------------ */
+
+struct dcpd_admin_command {
+	const char *name, *help;
+	bool slow;		/* may wait for a step: gets its own thread */
+	/* A result, or NULL with err filled. Called with run->lock shared. */
+	json_t *(*run)(struct dcpd_run *, const json_t *request,
+	    struct dcpd_err *);
+};
+const struct dcpd_admin_command *dcpd_admin_find(const char *name);
+/* Once a second: notices that requests run but no step ends. */
+void dcpd_admin_watch(void);
+
+#endif

@@ -1,0 +1,242 @@
+/*
+ * What the admin socket can do. Admin thread (slow commands: a thread of
+ * their own); run->lock is held shared by the caller.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dcpd/admin/admin.h"
+#include "dcpd/admin/counters.h"
+
+#define STUCK_S 30.0	/* no step for so long, with requests running */
+
+static uint64_t seen_steps;
+static _Atomic uint64_t step_changed_ns;
+
+void
+dcpd_admin_watch(void)
+{
+	uint64_t steps = DCPD_COUNTER(steps);
+
+	if (steps != seen_steps || DCPD_COUNTER(requests_running) == 0 ||
+	    step_changed_ns == 0)
+		step_changed_ns = dcpd_now_ns();
+	seen_steps = steps;
+}
+
+/* Seconds since a step ended while requests were running. */
+static double
+step_age(void)
+{
+	return step_changed_ns == 0 ? 0 :
+	    (double)(dcpd_now_ns() - step_changed_ns) * 1e-9;
+}
+
+static int
+need_ready(const struct dcpd_run *run, struct dcpd_err *err)
+{
+	if (run->sched != NULL)
+		return 0;
+	return dcpd_fail(err, -EAGAIN, run->state == DCPD_LOADING ?
+	    "the daemon is still loading" : "the daemon is ending");
+}
+
+static const char *
+state_name(const struct dcpd_run *run)
+{
+	switch (run->state) {
+	case DCPD_LOADING:
+		return "loading";
+	case DCPD_READY:
+		return run->draining ? "draining" :
+		    step_age() > STUCK_S ? "stuck" : "ready";
+	case DCPD_STOPPING:
+		return "stopping";
+	case DCPD_FAILED:
+		return "failed";
+	}
+	return "?";
+}
+
+static json_t *
+phases_json(const struct dcpd_run *run)
+{
+	json_t *a = json_array();
+	double s;
+
+	for (uint32_t i = 0; i < run->phases; i++) {
+		s = run->phase[i].seconds;
+		if (i + 1 == run->phases && run->phase_began > 0)
+			s = dcpd_now() - run->phase_began;
+		json_array_append_new(a, json_pack("{s:s,s:f}", "name",
+		    run->phase[i].name, "seconds", s));
+	}
+	return a;
+}
+
+static json_t *
+status(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	const char *state = state_name(run);
+	json_t *r, *s;
+
+	r = json_pack("{s:s,s:b,s:s,s:i,s:f,s:o}", "state", state, "ready",
+	    strcmp(state, "ready") == 0, "version", PACKAGE_VERSION,
+	    "pid", (int)getpid(), "uptime_s", dcpd_now() - run->started,
+	    "phases", phases_json(run));
+	if (run->state == DCPD_LOADING) {
+		json_object_set_new(r, "loaded_bytes",
+		    json_integer((json_int_t)run->done));
+		json_object_set_new(r, "load_bytes",
+		    json_integer((json_int_t)run->total));
+	}
+	if (run->about != NULL)
+		json_object_update(r, run->about);
+	if (run->sched != NULL) {
+		s = dcpd_sched_status(run->sched);
+		if (s != NULL)
+			json_object_update_missing(r, s);
+		json_decref(s);
+		json_object_set_new(r, "since_step_s",
+		    json_real(DCPD_COUNTER(requests_running) == 0 ? 0 :
+		    step_age()));
+	}
+	return r;
+}
+
+static json_t *
+requests(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	return need_ready(run, err) != 0 ? NULL :
+	    dcpd_sched_requests(run->sched);
+}
+
+static json_t *
+clients(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	char *text;
+	json_t *r;
+
+	if (need_ready(run, err) != 0)
+		return NULL;
+	text = run->ipc == NULL ? NULL : dcpd_ipc_clients_json(run->ipc);
+	r = text == NULL ? NULL : json_loads(text, 0, NULL);
+	free(text);
+	if (r == NULL)
+		dcpd_fail(err, -ENOMEM, "out of memory");
+	return r;
+}
+
+static json_t *
+cancel(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	const json_t *id = json_object_get(request, "id");
+	int rc;
+
+	if (!json_is_integer(id) || json_integer_value(id) < 0) {
+		dcpd_fail(err, -EINVAL, "cancel: \"id\": want the number that "
+		    "`dcpctl requests` shows");
+		return NULL;
+	}
+	if (need_ready(run, err) != 0)
+		return NULL;
+	rc = dcpd_sched_cancel(run->sched, (uint64_t)json_integer_value(id));
+	if (rc != 0) {
+		dcpd_fail(err, rc, rc == -ENOENT ? "cancel: no request %lld; "
+		    "see `dcpctl requests`" : "cancel: request %lld failed",
+		    (long long)json_integer_value(id));
+		return NULL;
+	}
+	return json_object();
+}
+
+static json_t *
+set_draining(struct dcpd_run *run, bool on, struct dcpd_err *err)
+{
+	if (need_ready(run, err) != 0)
+		return NULL;
+	dcpd_sched_drain(run->sched, on);
+	run->draining = on;	/* only the admin thread reads and writes it */
+	dcpd_log(LOG_NOTICE, on ? "draining: new requests are refused" :
+	    "resumed: requests are accepted again");
+	return json_pack("{s:b}", "idle", dcpd_sched_idle(run->sched));
+}
+
+static json_t *
+drain(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	return set_draining(run, true, err);
+}
+
+static json_t *
+resume(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	return set_draining(run, false, err);
+}
+
+static json_t *
+idle(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	return need_ready(run, err) != 0 ? NULL :
+	    json_pack("{s:b}", "idle", dcpd_sched_idle(run->sched));
+}
+
+static json_t *
+check(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	struct dcpd_engine *e;
+
+	if (need_ready(run, err) != 0)
+		return NULL;
+	/* The scheduler runs it between two steps, the engine's part too. */
+	e = run->engine;
+	if (dcpd_sched_check(run->sched, err) != 0)
+		return NULL;
+	return json_pack("{s:s,s:b}", "pages", "free + used = all, on each "
+	    "rank", "device", e != NULL && e->check != NULL);
+}
+
+static json_t *
+config(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	return json_incref(run->config);
+}
+
+static json_t *help(struct dcpd_run *, const json_t *, struct dcpd_err *);
+
+static const struct dcpd_admin_command commands[] = {
+	{ "status", "state, counters, occupancy per rank", false, status },
+	{ "requests", "requests waiting and running", false, requests },
+	{ "clients", "connected clients", false, clients },
+	{ "cancel", "end the request \"id\"", false, cancel },
+	{ "drain", "refuse new requests, go on with the others", false, drain },
+	{ "resume", "accept requests again", false, resume },
+	{ "idle", "is no request left?", false, idle },
+	{ "check", "invariants of pages and device memory", true, check },
+	{ "config", "effective configuration", false, config },
+	{ "help", "the commands", false, help },
+	{ NULL, NULL, false, NULL },
+};
+
+static json_t *
+help(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	json_t *r = json_object();
+
+	for (const struct dcpd_admin_command *c = commands; c->name; c++)
+		json_object_set_new(r, c->name, json_string(c->help));
+	return r;
+}
+
+const struct dcpd_admin_command *
+dcpd_admin_find(const char *name)
+{
+	for (const struct dcpd_admin_command *c = commands; c->name; c++)
+		if (strcmp(c->name, name) == 0)
+			return c;
+	return NULL;
+}

@@ -1,0 +1,204 @@
+/*
+ * Listening Unix sockets. Main thread at start and end.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "dcpd/admin/listen.h"
+
+/* The folder of path, opened and locked: two daemons that start at once must
+ * not both find the same stale socket. */
+static int
+lock_folder(const char *path, const char *flag, int *out, struct dcpd_err *err)
+{
+	char dir[sizeof ((struct sockaddr_un *)0)->sun_path];
+	char *slash;
+	int fd;
+
+	snprintf(dir, sizeof dir, "%s", path);
+	slash = strrchr(dir, '/');
+	if (slash == NULL)
+		snprintf(dir, sizeof dir, ".");
+	else
+		slash[slash == dir] = '\0';
+	fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return dcpd_fail(err, -errno, "%s %s: folder %s: %s; %s",
+		    flag, path, dir, strerror(errno), errno == ENOENT ?
+		    "create it, or give another path" :
+		    "give a path in a folder of yours");
+	if (flock(fd, LOCK_EX) != 0) {
+		int rc = dcpd_fail(err, -errno, "%s %s: locking %s: %s", flag,
+		    path, dir, strerror(errno));
+
+		close(fd);
+		return rc;
+	}
+	*out = fd;
+	return 0;
+}
+
+/* 0: nothing at path any more. */
+static int
+clear_path(const struct sockaddr_un *sa, int type, const char *flag,
+    struct dcpd_err *err)
+{
+	const char *path = sa->sun_path;
+	struct stat st;
+	int fd, e;
+
+	if (lstat(path, &st) != 0)
+		return errno == ENOENT ? 0 : dcpd_fail(err, -errno, "%s %s: %s",
+		    flag, path, strerror(errno));
+	if (!S_ISSOCK(st.st_mode))
+		return dcpd_fail(err, -EEXIST, "%s %s: exists and is not a "
+		    "socket; remove it, or give another path", flag, path);
+	fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return dcpd_fail(err, -errno, "socket: %s", strerror(errno));
+	e = connect(fd, (const struct sockaddr *)sa, sizeof *sa) == 0 ? 0 :
+	    errno;
+	close(fd);
+	if (e != ECONNREFUSED && e != ENOENT)
+		return dcpd_fail(err, -EADDRINUSE, "%s %s: in use: %s; stop "
+		    "that process, or give another path", flag, path,
+		    e == 0 || e == EAGAIN || e == EPROTOTYPE ?
+		    "a process listens on it" : strerror(e));
+	if (unlink(path) != 0 && errno != ENOENT)
+		return dcpd_fail(err, -errno, "%s %s: a stale socket that "
+		    "cannot be removed: %s", flag, path, strerror(errno));
+	return 0;
+}
+
+static int
+bind_path(const struct sockaddr_un *sa, int type, mode_t mode,
+    const char *flag, struct dcpd_listen *l, struct dcpd_err *err)
+{
+	struct stat st;
+	mode_t old;
+	int fd, rc;
+
+	fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return dcpd_fail(err, -errno, "socket: %s", strerror(errno));
+	/* Never wider than `mode`, not even between bind and a chmod. */
+	old = umask(0777 & ~mode);
+	rc = bind(fd, (const struct sockaddr *)sa, sizeof *sa);
+	rc = rc == 0 ? 0 : -errno;
+	umask(old);
+	if (rc == 0 && (listen(fd, 1024) != 0 ||
+	    lstat(sa->sun_path, &st) != 0))
+		rc = -errno;
+	if (rc != 0) {
+		close(fd);
+		return dcpd_fail(err, rc, "%s %s: %s; give a path in a folder "
+		    "where this user may create files", flag, sa->sun_path,
+		    strerror(-rc));
+	}
+	l->fd = fd;
+	l->dev = st.st_dev;
+	l->ino = st.st_ino;
+	return 0;
+}
+
+int
+dcpd_listen_open(const char *path, int type, mode_t mode, const char *flag,
+    struct dcpd_listen *out, struct dcpd_err *err)
+{
+	struct sockaddr_un sa = { .sun_family = AF_UNIX };
+	struct dcpd_listen l = DCPD_LISTEN_INIT;
+	int dir = -1, rc;
+
+	if (strlen(path) >= sizeof sa.sun_path)
+		return dcpd_fail(err, -ENAMETOOLONG, "%s %.200s: longer than "
+		    "%zu bytes", flag, path, sizeof sa.sun_path - 1);
+	strcpy(sa.sun_path, path);
+	if ((rc = lock_folder(path, flag, &dir, err)) != 0)
+		return rc;
+	l.path = strdup(path);
+	if (l.path == NULL)
+		rc = dcpd_fail(err, -ENOMEM, "out of memory");
+	if (rc == 0)
+		rc = clear_path(&sa, type, flag, err);
+	if (rc == 0)
+		rc = bind_path(&sa, type, mode, flag, &l, err);
+	close(dir);
+	if (rc != 0)
+		free(l.path);
+	else
+		*out = l;
+	return rc;
+}
+
+/* LISTEN_FDNAMES: a unit's FileDescriptorName=, by default its own name. */
+static bool
+named(const char *given, const char *name)
+{
+	size_t n = strlen(name);
+
+	return strncmp(given, name, n) == 0 &&
+	    (given[n] == '\0' || strcmp(given + n, ".socket") == 0);
+}
+
+int
+dcpd_listen_inherited(const char *name, int type, struct dcpd_listen *out,
+    struct dcpd_err *err)
+{
+	char **names = NULL;
+	int i, n, found = -1, rc = 0;
+
+	n = sd_listen_fds_with_names(0, &names);
+	if (n < 0)
+		return dcpd_fail(err, n, "LISTEN_FDS: %s", strerror(-n));
+	for (i = 0; i < n; i++)
+		if (found < 0 && named(names[i], name))
+			found = SD_LISTEN_FDS_START + i;
+	for (i = 0; i < n; i++)
+		free(names[i]);
+	free(names);
+	if (found < 0)
+		return 0;
+	if (sd_is_socket_unix(found, type, 1, NULL, 0) <= 0)
+		return dcpd_fail(err, -EINVAL, "LISTEN_FDS: descriptor %d "
+		    "(%s) is no listening Unix %s socket; see "
+		    "ListenSequentialPacket= and ListenStream= in the unit",
+		    found, name, type == SOCK_STREAM ? "stream" : "seqpacket");
+	rc = fcntl(found, F_SETFL, fcntl(found, F_GETFL) | O_NONBLOCK);
+	if (rc != 0)
+		return dcpd_fail(err, -errno, "LISTEN_FDS: %s",
+		    strerror(errno));
+	out->fd = found;
+	out->path = NULL;
+	return 1;
+}
+
+void
+dcpd_listen_unlink(const struct dcpd_listen *l)
+{
+	struct stat st;
+
+	if (l->path != NULL && lstat(l->path, &st) == 0 &&
+	    st.st_dev == l->dev && st.st_ino == l->ino)
+		unlink(l->path);
+}
+
+void
+dcpd_listen_close(struct dcpd_listen *l)
+{
+	dcpd_listen_unlink(l);
+	if (l->fd >= 0)
+		close(l->fd);
+	free(l->path);
+	l->fd = -1;
+	l->path = NULL;
+}

@@ -1,0 +1,221 @@
+/* Help, the manual's list of flags, and what a mistyped flag was meant to be. */
+#include "config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "dcpd/config/options.h"
+
+/* Edits (insert, delete, replace) from a to b; names are short. */
+static unsigned
+distance(const char *a, const char *b)
+{
+	unsigned row[64], left, up, i, j;
+	size_t n = strlen(b);
+
+	if (strlen(a) > 60 || n > 60)
+		return 100;
+	for (j = 0; j <= n; j++)
+		row[j] = j;
+	for (i = 1; a[i - 1] != '\0'; i++) {
+		left = row[0];		/* row[j-1] of the line above */
+		row[0] = i;
+		for (j = 1; j <= n; j++) {
+			up = row[j];
+			left += a[i - 1] != b[j - 1];
+			if (up + 1 < left)
+				left = up + 1;
+			if (row[j - 1] + 1 < left)
+				left = row[j - 1] + 1;
+			row[j] = left;
+			left = up;
+		}
+	}
+	return row[n];
+}
+
+/* The name itself or the alias nearest to it. */
+static unsigned
+flag_distance(const struct dcpd_flag_def *d, const char *name)
+{
+	char all[200], *alias, *save;
+	unsigned best = distance(name, d->name), n;
+
+	snprintf(all, sizeof all, "%s", d->aliases);
+	for (alias = strtok_r(all, "|", &save); alias != NULL;
+	    alias = strtok_r(NULL, "|", &save)) {
+		n = strlen(alias) > 1 ? distance(name, alias) : 100;
+		best = n < best ? n : best;
+	}
+	return best;
+}
+
+const char *
+dcpd_flag_near(const char *name, char *buf, size_t cap)
+{
+	const struct dcpd_flag_def *d, *best = NULL;
+	unsigned least = 100, n;
+
+	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
+		n = d->name == NULL ? 100 : flag_distance(d, name);
+		if (n < least) {
+			least = n;
+			best = d;
+		}
+	}
+	buf[0] = '\0';
+	if (best != NULL && least <= 1 + strlen(name) / 4)
+		snprintf(buf, cap, "; did you mean --%s?", best->name);
+	return buf;
+}
+
+/* What stands after the name: "DIR", "cpu|cuda", "N", "" */
+static void
+argument(const struct dcpd_flag_def *d, char *buf, size_t cap)
+{
+	const char *s = d->legal;
+	size_t n = 0;
+
+	buf[0] = '\0';
+	switch (d->type) {
+	case DCPD_TYPE_STR:
+		snprintf(buf, cap, "%s", d->legal);
+		break;
+	case DCPD_TYPE_ENUM:		/* first spellings only */
+		while (*s != '\0' && n + 1 < cap) {
+			buf[n++] = *s++;
+			if (*s == '=')
+				s += strcspn(s, "|");
+		}
+		buf[n] = '\0';
+		break;
+	case DCPD_TYPE_BYTES:
+		snprintf(buf, cap, "BYTES");
+		break;
+	case DCPD_TYPE_BOOL:
+		break;
+	case DCPD_TYPE_MODE:
+		snprintf(buf, cap, "MODE");
+		break;
+	default:
+		snprintf(buf, cap, "N");
+	}
+}
+
+/* Text broken at spaces so that it fits between columns `in` and 79. */
+static void
+wrapped(FILE *f, const char *s, int at, int in)
+{
+	size_t n;
+
+	while (*s != '\0') {
+		n = strcspn(s, " ");
+		if (at + (int)n > 79 && at > in) {
+			fprintf(f, "\n%*s", in, "");
+			at = in;
+		}
+		fprintf(f, "%.*s", (int)n, s);
+		at += (int)n;
+		s += n;
+		if (*s == ' ') {
+			s++;
+			fputc(' ', f);
+			at++;
+		}
+	}
+	fputc('\n', f);
+}
+
+/* Help text, with how the flag is treated and its default. */
+static void
+describe(const struct dcpd_flag_def *d, char *buf, size_t cap)
+{
+	size_t n;
+
+	n = (size_t)snprintf(buf, cap, "%s%s",
+	    d->kind == DCPD_KIND_REFUSE ? "refused: " :
+	    d->kind == DCPD_KIND_CHECK ? "checked: " : "", d->help);
+	if (d->def[0] != '\0' && d->type != DCPD_TYPE_BOOL &&
+	    d->kind == DCPD_KIND_ACT && n < cap)
+		n += (size_t)snprintf(buf + n, cap - n, " [%s]", d->def);
+}
+
+void
+dcpd_flags_help(FILE *f)
+{
+	const struct dcpd_flag_def *d;
+	char arg[128], text[400];
+	int n;
+
+	fprintf(f, "usage: dcpd --model DIR [flags]\n"
+	    "       dcpd --plan [-j] --model DIR|config.json [flags]\n\n"
+	    "Serves a DSA model to the clients of --socket until SIGTERM.\n");
+	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
+		if (d->name == NULL) {
+			fprintf(f, "\n%s\n", d->group);
+			continue;
+		}
+		argument(d, arg, sizeof arg);
+		describe(d, text, sizeof text);
+		n = fprintf(f, "  --%s%s%s", d->name, arg[0] != '\0' ? " " : "",
+		    arg);
+		n += fprintf(f, "%*s", n < 30 ? 30 - n : 2, "");
+		if (n > 40)
+			n = fprintf(f, "\n%30s", "") - 1;
+		wrapped(f, text, n, 30);
+	}
+	fprintf(f, "\nExit code: 0 ended as asked, 1 failed, 78 the "
+	    "configuration is wrong (the last line says\nwhat and where). "
+	    "More in dcpd(8).\n");
+}
+
+/* roff: a '-' of a flag is \-, a leading dot or quote is protected. */
+static void
+roff(FILE *f, const char *s)
+{
+	if (*s == '.' || *s == '\'')
+		fputs("\\&", f);
+	for (; *s != '\0'; s++) {
+		if (*s == '-')
+			fputs("\\-", f);
+		else if (*s == '\\')
+			fputs("\\e", f);
+		else
+			fputc(*s, f);
+	}
+}
+
+void
+dcpd_flags_man(FILE *f)
+{
+	const struct dcpd_flag_def *d;
+	char arg[128], text[400], all[200], *alias, *save;
+
+	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
+		if (d->name == NULL) {
+			fprintf(f, ".SS %s\n", d->group);
+			continue;
+		}
+		argument(d, arg, sizeof arg);
+		describe(d, text, sizeof text);
+		fputs(".TP\n.BR ", f);
+		roff(f, "--");
+		roff(f, d->name);
+		if (arg[0] != '\0') {
+			fputs(" \" \" \\fI", f);
+			roff(f, arg);
+			fputs("\\fR", f);
+		}
+		fputc('\n', f);
+		roff(f, text);
+		fputc('\n', f);
+		snprintf(all, sizeof all, "%s", d->aliases);
+		for (alias = strtok_r(all, "|", &save); alias != NULL;
+		    alias = strtok_r(NULL, "|", &save)) {
+			fputs(alias == all ? "Also " : "and ", f);
+			roff(f, strlen(alias) == 1 ? "-" : "--");
+			roff(f, alias);
+			fputs(save != NULL && *save != '\0' ? "\n" : ".\n", f);
+		}
+	}
+}

@@ -1,0 +1,40 @@
+/*
+ * The daemon as a whole: what main.c and start.c share. Filled from top to
+ * bottom at start and released in reverse; main thread only, but for `run`
+ * (admin/admin.h).
+ */
+#ifndef DCPD_DAEMON_H
+#define DCPD_DAEMON_H
+
+#include "dcpd/admin/admin.h"
+#include "dcpd/admin/listen.h"
+#include "dcpd/config/options.h"
+
+struct dcpd_daemon {
+	struct dcpd_options opt;
+	struct dcpd_run run;
+	struct dcpd_listen client_sock, admin_sock;
+	struct dcpd_admin *admin;
+	bool have_config;
+	struct dcpd_model_config config;	/* of the model folder */
+	struct dcpd_tokenizer *tok;		/* NULL: token ids only */
+	enum dcpd_chat chat;
+	enum dcpd_parser parser;
+	bool have_engine;
+	struct dcpd_engine engine;
+	struct dcpd_textpool *pool;
+	struct dcpd_sched *sched;
+	struct dcpd_ipc *ipc;
+};
+
+/*
+ * From options to a listening, tested daemon; one log line per phase with its
+ * seconds. On failure what was started stays for dcpd_daemon_stop.
+ */
+int dcpd_daemon_start(struct dcpd_daemon *, struct dcpd_err *);
+/* `dcpd --plan`: the memory plan to stdout. */
+int dcpd_daemon_plan(struct dcpd_daemon *, struct dcpd_err *);
+/* Releases everything that was started. */
+void dcpd_daemon_stop(struct dcpd_daemon *);
+
+#endif

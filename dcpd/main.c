@@ -1,0 +1,243 @@
+/*
+ * dcpd: starts, serves in the foreground, ends.
+ *
+ * Main thread: start-up, then waits for a signal or a failed engine. Signals
+ * are blocked everywhere and taken by one thread, so that they also work
+ * while the main thread reads weights.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <systemd/sd-daemon.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dcpd/admin/counters.h"
+#include "dcpd/daemon.h"
+
+#define TICK_MS 100	/* how soon a failed engine or an idle drain is seen */
+#define FORCE_S 10	/* an orderly end may take so long after the drain */
+
+static struct {
+	_Atomic unsigned count;		/* SIGTERM and SIGINT so far */
+	_Atomic bool serving;
+	int fd;				/* eventfd: count changed */
+	struct dcpd_daemon *daemon;
+} sig;
+
+static sigset_t
+handled_signals(void)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	return set;
+}
+
+static void *
+signal_main(void *arg)
+{
+	sigset_t set = handled_signals();
+	uint64_t one = 1;
+	int s;
+
+	for (;;) {
+		if (sigwait(&set, &s) != 0)
+			continue;
+		if (s == SIGHUP) {
+			dcpd_log(LOG_WARNING, "SIGHUP: reload is not built; "
+			    "restart dcpd to change its configuration");
+			continue;
+		}
+		if (!sig.serving) {
+			/* No client has anything to lose yet. */
+			dcpd_log(LOG_NOTICE, "%s while loading: ending",
+			    s == SIGTERM ? "SIGTERM" : "SIGINT");
+			dcpd_listen_unlink(&sig.daemon->client_sock);
+			dcpd_listen_unlink(&sig.daemon->admin_sock);
+			_exit(0);
+		}
+		sig.count++;
+		if (write(sig.fd, &one, sizeof one) < 0)
+			dcpd_log(LOG_DEBUG, "signal: wake-up not sent");
+	}
+	return NULL;
+}
+
+static int
+start_signals(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	sigset_t set = handled_signals();
+	pthread_t t;
+	int rc;
+
+	signal(SIGPIPE, SIG_IGN);
+	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	sig.daemon = d;
+	sig.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (sig.fd < 0)
+		return dcpd_fail(err, -errno, "eventfd: %s", strerror(errno));
+	rc = pthread_create(&t, NULL, signal_main, NULL);
+	if (rc != 0)
+		return dcpd_fail(err, -rc, "signal thread: %s", strerror(rc));
+	pthread_detach(t);
+	return 0;
+}
+
+/* Wait for a signal, TICK_MS at most. */
+static void
+tick(void)
+{
+	struct pollfd p = { sig.fd, POLLIN, 0 };
+	uint64_t n;
+
+	if (poll(&p, 1, TICK_MS) > 0 && read(sig.fd, &n, sizeof n) < 0)
+		return;
+}
+
+static void
+set_state(struct dcpd_daemon *d, enum dcpd_state state)
+{
+	pthread_rwlock_wrlock(&d->run.lock);
+	d->run.state = state;
+	pthread_rwlock_unlock(&d->run.lock);
+}
+
+/* A thread that ends the process if an orderly end hangs. */
+static void *
+force_main(void *arg)
+{
+	struct timespec ts = { .tv_sec = FORCE_S };
+
+	nanosleep(&ts, NULL);
+	dcpd_listen_unlink(&sig.daemon->client_sock);
+	dcpd_listen_unlink(&sig.daemon->admin_sock);
+	dcpd_log(LOG_ERR, "a step did not end within %d s: ending without it",
+	    FORCE_S);
+	_exit(1);
+}
+
+/* Running requests go on until they end, the bound, or a second signal. */
+static void
+drain(struct dcpd_daemon *d)
+{
+	double bound = d->opt.drain_timeout, end = dcpd_now() + bound;
+
+	sd_notify(0, "STOPPING=1\nSTATUS=draining");
+	set_state(d, DCPD_STOPPING);
+	dcpd_sched_drain(d->sched, true);
+	dcpd_log(LOG_NOTICE, "ending: %llu requests run on, for %g s at most; "
+	    "a second signal cancels them", (unsigned long long)
+	    (DCPD_COUNTER(requests_running) + DCPD_COUNTER(requests_waiting)),
+	    bound);
+	while (!dcpd_sched_idle(d->sched) && sig.count < 2 &&
+	    dcpd_now() < end && !dcpd_sched_failed(d->sched, NULL))
+		tick();
+	if (!dcpd_sched_idle(d->sched))
+		dcpd_log(LOG_WARNING, "%s: cancelling what still runs",
+		    sig.count > 1 ? "second signal" : "--drain-timeout is over");
+}
+
+static int
+serve(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	pthread_t t;
+
+	while (sig.count == 0) {
+		if (dcpd_sched_failed(d->sched, err)) {
+			sd_notifyf(0, "STOPPING=1\nSTATUS=failed: %s",
+			    err->text);
+			set_state(d, DCPD_FAILED);
+			break;
+		}
+		tick();
+	}
+	if (err->code == 0)
+		drain(d);
+	if (pthread_create(&t, NULL, force_main, NULL) == 0)
+		pthread_detach(t);
+	return err->code;
+}
+
+/* Each client costs a few descriptors. */
+static void
+raise_fd_limit(void)
+{
+	struct rlimit rl;
+
+	if (getrlimit(RLIMIT_NOFILE, &rl) == 0 && rl.rlim_cur < rl.rlim_max) {
+		rl.rlim_cur = rl.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &rl);
+	}
+}
+
+static int
+run(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	int rc, code = DCPD_EXIT_CONFIG;
+
+	raise_fd_limit();
+	rc = start_signals(d, err);
+	if (rc == 0)
+		rc = dcpd_daemon_start(d, err);
+	if (rc == 0) {
+		sig.serving = true;
+		code = EXIT_FAILURE;
+		rc = serve(d, err);
+	} else if (rc == -ENOMEM) {
+		code = EXIT_FAILURE;
+	}
+	dcpd_daemon_stop(d);
+	if (rc == 0) {
+		dcpd_log(LOG_NOTICE, "ended");
+		return EXIT_SUCCESS;
+	}
+	dcpd_log(LOG_ERR, "%s", err->text);
+	return code;
+}
+
+int
+main(int argc, char **argv)
+{
+	static struct dcpd_daemon d = {
+		.client_sock = DCPD_LISTEN_INIT, .admin_sock = DCPD_LISTEN_INIT,
+	};
+	struct dcpd_err err = { 0 };
+	int code = EXIT_SUCCESS;
+
+	if (dcpd_options_parse(argc, argv, &d.opt, &err) != 0) {
+		dcpd_log(LOG_ERR, "%s", err.text);
+		return DCPD_EXIT_CONFIG;
+	}
+	dcpd_log_level(dcpd_options_log_level(&d.opt));
+	if (d.opt.help) {
+		dcpd_flags_help(stdout);
+	} else if (d.opt.help_man) {
+		dcpd_flags_man(stdout);
+	} else if (d.opt.version) {
+		printf("dcpd %s\n", PACKAGE_VERSION);
+	} else if (d.opt.plan) {
+		if (dcpd_daemon_plan(&d, &err) != 0) {
+			dcpd_daemon_stop(&d);
+			dcpd_log(LOG_ERR, "%s", err.text);
+			code = DCPD_EXIT_CONFIG;
+		}
+	} else {
+		code = run(&d, &err);
+	}
+	if (fflush(stdout) != 0)
+		code = EXIT_FAILURE;
+	dcpd_options_free(&d.opt);
+	return code;
+}

@@ -1,0 +1,442 @@
+/*
+ * Start-up and its reverse. Each phase is logged with its seconds and told to
+ * systemd; the admin socket shows them too. Main thread.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "dcpd/config/device.h"
+#include "dcpd/config/memavail.h"
+#include "dcpd/daemon.h"
+#include "dcpd/selftest.h"
+
+#define FRACTION_CPU 0.25
+#define FRACTION_CUDA 0.85
+#define NULL_VOCAB 1024u
+#define NULL_CONTEXT 131072u
+
+static void
+phase(struct dcpd_daemon *d, const char *name)
+{
+	struct dcpd_run *r = &d->run;
+
+	pthread_rwlock_wrlock(&r->lock);
+	DCPD_ASSERT(r->phases < DCPD_MAX_PHASES);
+	r->phase[r->phases].name = name;
+	r->phase[r->phases++].seconds = 0;
+	r->phase_began = dcpd_now();
+	pthread_rwlock_unlock(&r->lock);
+	sd_notifyf(0, "STATUS=loading: %s\nEXTEND_TIMEOUT_USEC=60000000", name);
+}
+
+/* Ends the phase under way. What it did, for the log; "" if its name says it. */
+static void __attribute__((format(printf, 2, 3)))
+phase_done(struct dcpd_daemon *d, const char *fmt, ...)
+{
+	struct dcpd_run *r = &d->run;
+	char what[400];
+	va_list ap;
+	double s;
+
+	va_start(ap, fmt);
+	vsnprintf(what, sizeof what, fmt, ap);
+	va_end(ap);
+	pthread_rwlock_wrlock(&r->lock);
+	s = dcpd_now() - r->phase_began;
+	r->phase[r->phases - 1].seconds = s;
+	r->phase_began = 0;
+	pthread_rwlock_unlock(&r->lock);
+	dcpd_log(LOG_INFO, "%-10s %8.3f s  %s", r->phase[r->phases - 1].name,
+	    s, what);
+}
+
+static void
+tell(struct dcpd_daemon *d, const char *key, json_t *value)
+{
+	pthread_rwlock_wrlock(&d->run.lock);
+	json_object_set_new(d->run.about, key, value);
+	pthread_rwlock_unlock(&d->run.lock);
+}
+
+/* --- config --------------------------------------------------------------- */
+
+static int
+open_tokenizer(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	int rc;
+
+	if (d->opt.model == NULL)
+		return 0;
+	rc = dcpd_tokenizer_open(d->opt.model, &d->tok, err);
+	if (rc == -ENOENT || rc == -ENOTDIR) {
+		dcpd_log(LOG_WARNING, "%s: no tokenizer.json: requests of token "
+		    "ids only", d->opt.model);
+		rc = 0;
+	}
+	return rc;
+}
+
+static int
+read_config(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	int rc;
+
+	if (o->trust_remote_code)
+		dcpd_log(LOG_NOTICE, "--trust-remote-code: no code of a model "
+		    "folder is ever run");
+	if (o->engine == DCPD_ENGINE_MODEL) {
+		rc = dcpd_config_load(o->model,
+		    o->latent_norm_eps == DCPD_EPS_CONFIG, &d->config, err);
+		if (rc != 0)
+			return rc;
+		d->have_config = true;
+		rc = dcpd_options_quantization(o, &d->config, err);
+		if (rc != 0)
+			return rc;
+		if (o->max_context > d->config.m.max_pos)
+			return dcpd_fail(err, -EINVAL, "--max-context %u: the "
+			    "model goes to %u (max_position_embeddings)",
+			    o->max_context, d->config.m.max_pos);
+	}
+	return 0;
+}
+
+static int
+read_text(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const char *type = d->have_config ? d->config.model_type : "";
+	int rc;
+
+	if ((rc = open_tokenizer(d, err)) != 0)
+		return rc;
+	if (d->tok != NULL && d->have_config &&
+	    dcpd_token_limit(d->tok) > d->config.m.vocab)
+		return dcpd_fail(err, -EINVAL, "%s/tokenizer.json: has ids up "
+		    "to %u, config.json a vocab_size of %u: the two are of "
+		    "different models", d->opt.model,
+		    dcpd_token_limit(d->tok) - 1, d->config.m.vocab);
+	return dcpd_options_chat(&d->opt, type, d->tok, &d->chat, &d->parser,
+	    err);
+}
+
+static int
+phase_config(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	int rc;
+
+	phase(d, "config");
+	if ((rc = read_config(d, err)) != 0 || (rc = read_text(d, err)) != 0)
+		return rc;
+	tell(d, "model", json_string(d->have_config ? d->config.name : "null"));
+	if (d->have_config)
+		tell(d, "model_type", json_string(d->config.model_type));
+	tell(d, "tp", json_integer(d->opt.tp));
+	tell(d, "dcp_size", json_integer(d->opt.dcp));
+	tell(d, "attn_cp_size", json_integer(d->opt.cp));
+	tell(d, "tokenizer", json_boolean(d->tok != NULL));
+	phase_done(d, "%s, tokenizer %s", d->have_config ? d->config.name :
+	    "null engine", d->tok != NULL ? "yes" : "no");
+	return 0;
+}
+
+/* --- plan ------------------------------------------------------------------ */
+
+static int
+memory_budget(const struct dcpd_options *o, const struct dcpk_topo *topo,
+    struct dcpd_memplan_in *in, struct dcpd_err *err)
+{
+	uint64_t bytes;
+	int rc;
+
+	in->kv_bytes_per_rank = o->kv_bytes;
+	in->mem_fraction = o->mem_fraction > 0 ? o->mem_fraction :
+	    o->device == DCPD_DEVICE_CPU ? FRACTION_CPU : FRACTION_CUDA;
+	if (o->device != DCPD_DEVICE_CPU)
+		return 0;
+	/* All ranks share the machine's memory. */
+	if ((rc = dcpd_memory_available(&bytes, err)) != 0)
+		return o->kv_bytes != 0 ? 0 : rc;
+	in->device_bytes = bytes / topo->world;
+	return 0;
+}
+
+static int
+make_plan(struct dcpd_daemon *d, struct dcpk_topo *topo,
+    struct dcpd_memplan_in *in, struct dcpd_memplan *plan,
+    struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	const struct dcpk_model *m = &d->config.m;
+	int rc;
+
+	memset(in, 0, sizeof *in);
+	in->cfg = &d->config;
+	dcpd_options_layout(o, &in->layout);
+	in->device = o->device == DCPD_DEVICE_CPU ? "cpu" : "cuda";
+	in->chunk = o->chunk;
+	in->max_running = o->max_running;
+	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
+	if ((rc = dcpd_topology(&in->layout, m, topo, err)) != 0 ||
+	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0 ||
+	    (rc = memory_budget(o, topo, in, err)) != 0)
+		return rc;
+	return dcpd_memplan(in, plan, err);
+}
+
+int
+dcpd_daemon_plan(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	struct dcpd_memplan_in in;
+	struct dcpd_memplan plan;
+	struct dcpk_topo topo;
+	json_t *j;
+	char *text;
+	int rc;
+
+	if ((rc = read_config(d, err)) != 0 ||
+	    (rc = make_plan(d, &topo, &in, &plan, err)) != 0)
+		return rc;
+	if (d->opt.json) {
+		j = dcpd_memplan_json(&in, &plan, NULL);
+		text = json_dumps(j, JSON_INDENT(2));
+		json_decref(j);
+	} else {
+		text = dcpd_memplan_text(&in, &plan, NULL);
+	}
+	if (text == NULL)
+		return dcpd_fail(err, -ENOMEM, "out of memory");
+	printf("%s%s", text, d->opt.json ? "\n" : "");
+	free(text);
+	return 0;
+}
+
+/* --- engine ---------------------------------------------------------------- */
+
+static int
+start_null(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	uint32_t vocab = o->null_vocab, ctx = o->max_context;
+	int rc;
+
+	phase(d, "open");
+	if (d->tok != NULL && vocab == 0)
+		vocab = dcpd_token_limit(d->tok);
+	if (d->tok != NULL && vocab < dcpd_token_limit(d->tok))
+		return dcpd_fail(err, -EINVAL, "--null-vocab %u: the tokenizer "
+		    "of --model has %u ids; leave it out", vocab,
+		    dcpd_token_limit(d->tok));
+	if (vocab == 0)
+		vocab = NULL_VOCAB;
+	if (ctx == 0)
+		ctx = (uint32_t)dcpd_min64(NULL_CONTEXT,
+		    (uint64_t)o->null_pages * DCPD_PAGE_TOKENS);
+	if (ctx > (uint64_t)o->null_pages * DCPD_PAGE_TOKENS)
+		return dcpd_fail(err, -EINVAL, "--max-context %u: more than "
+		    "the %u pages of --null-pages hold", ctx, o->null_pages);
+	rc = dcpd_null_engine(&d->engine, vocab, ctx, o->null_pages, o->dcp,
+	    o->null_step_us);
+	if (rc != 0)
+		return dcpd_fail(err, rc, "null engine: %s", strerror(-rc));
+	d->have_engine = true;
+	d->engine.world = o->tp;
+	d->engine.chunk = o->chunk;
+	d->engine.max_running = o->max_running;
+	phase_done(d, "null engine, %u pages", o->null_pages);
+	return 0;
+}
+
+static int
+start_model(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	struct dcpd_memplan_in in;
+	const struct dcpk_backend *b;
+	struct dcpd_memplan plan;
+	struct dcpk_topo topo;
+	int rc;
+
+	phase(d, "plan");
+	if ((rc = dcpd_device(d->opt.device, &b, err)) != 0 ||
+	    (rc = make_plan(d, &topo, &in, &plan, err)) != 0)
+		return rc;
+	phase_done(d, "%u pages", plan.pages);
+	return dcpd_fail(err, -ENOSYS, "--engine model: under construction");
+}
+
+static int
+phase_selftest(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	int rc;
+
+	phase(d, "self-test");
+	if ((rc = dcpd_selftest(&d->engine, err)) != 0)
+		return rc;
+	phase_done(d, "one token");
+	return 0;
+}
+
+/* --- sockets, scheduler, ring ------------------------------------------------ */
+
+static int
+open_sockets(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	char path[200];
+	int rc;
+
+	rc = dcpd_listen_inherited("dcpd", SOCK_SEQPACKET, &d->client_sock,
+	    err);
+	if (rc == 0)
+		rc = dcpd_listen_open(o->socket, SOCK_SEQPACKET,
+		    o->socket_mode, "--socket", &d->client_sock, err);
+	if (rc < 0)
+		return rc;
+	rc = dcpd_listen_inherited("dcpd-admin", SOCK_STREAM, &d->admin_sock,
+	    err);
+	if (rc != 0)
+		return rc < 0 ? rc : 0;
+	snprintf(path, sizeof path, "%s.admin", o->socket);
+	return dcpd_listen_open(o->admin_socket != NULL ? o->admin_socket :
+	    path, SOCK_STREAM, 0600, "--admin-socket", &d->admin_sock, err);
+}
+
+static int
+start_sched(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	struct dcpd_sched_config c = {
+		.engine = &d->engine, .tok = d->tok, .chat = d->chat,
+		.parser = d->parser, .way = dcpd_options_way(o),
+		.queue_max = o->queue_max,
+		.max_requests_uid = o->max_requests_uid,
+		.def_top_p = 1,
+	};
+	int rc;
+
+	if (d->have_config) {
+		c.def_temperature = d->config.def_temperature;
+		c.def_top_p = d->config.def_top_p;
+		c.def_top_k = d->config.def_top_k;
+	}
+	rc = dcpd_textpool_start(o->text_threads, &d->pool, err);
+	if (rc != 0)
+		return rc;
+	c.pool = d->pool;
+	return dcpd_sched_start(&c, &d->sched, err);
+}
+
+static int
+phase_listening(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	struct dcpd_ipc_config c = {
+		.path = d->client_sock.path, .listen_fd = d->client_sock.fd,
+		.max_clients = o->max_clients,
+		.max_clients_uid = o->max_clients_uid,
+		.max_requests_uid = o->max_requests_uid,
+		.max_bytes_uid = o->max_bytes_uid,
+		.vocab = d->engine.vocab,
+	};
+	int rc;
+
+	phase(d, "listening");
+	if ((rc = start_sched(d, err)) != 0)
+		return rc;
+	rc = dcpd_ipc_start(&c, &dcpd_sched_ipc_ops, d->sched, &d->ipc, err);
+	if (rc != 0)
+		return rc;
+	phase_done(d, "%s, %u tokens of context", d->client_sock.path != NULL ?
+	    d->client_sock.path : "socket from systemd", d->engine.max_ctx);
+	return 0;
+}
+
+static int
+start_run(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	struct dcpd_run *r = &d->run;
+
+	pthread_rwlock_init(&r->lock, NULL);
+	r->started = dcpd_now();
+	r->about = json_object();
+	r->config = dcpd_options_json(&d->opt);
+	if (r->about == NULL || r->config == NULL)
+		return dcpd_fail(err, -ENOMEM, "out of memory");
+	return 0;
+}
+
+int
+dcpd_daemon_start(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	int rc;
+
+	dcpd_log(LOG_NOTICE, "dcpd %s, process %d", PACKAGE_VERSION,
+	    (int)getpid());
+	/* Before any thread: jansson's hash seed is global. */
+	json_object_seed(0);
+	if ((rc = start_run(d, err)) != 0 ||
+	    (rc = phase_config(d, err)) != 0 ||
+	    (rc = open_sockets(d, err)) != 0)
+		return rc;
+	rc = dcpd_admin_start(d->admin_sock.fd, &d->run, &d->admin, err);
+	if (rc != 0)
+		return rc;
+	if (d->opt.engine == DCPD_ENGINE_NULL)
+		rc = start_null(d, err);
+	else
+		rc = start_model(d, err);
+	if (rc != 0 || (rc = phase_selftest(d, err)) != 0 ||
+	    (rc = phase_listening(d, err)) != 0)
+		return rc;
+	pthread_rwlock_wrlock(&d->run.lock);
+	d->run.engine = &d->engine;
+	d->run.sched = d->sched;
+	d->run.ipc = d->ipc;
+	d->run.state = DCPD_READY;
+	pthread_rwlock_unlock(&d->run.lock);
+	dcpd_log(LOG_NOTICE, "ready after %.2f s", dcpd_now() -
+	    d->run.started);
+	sd_notify(0, "READY=1\nSTATUS=serving");
+	return 0;
+}
+
+void
+dcpd_daemon_stop(struct dcpd_daemon *d)
+{
+	struct dcpd_run *r = &d->run;
+
+	if (r->about != NULL) {
+		pthread_rwlock_wrlock(&r->lock);
+		r->sched = NULL;
+		r->ipc = NULL;
+		r->engine = NULL;
+		pthread_rwlock_unlock(&r->lock);
+	}
+	/* No new work, then no step, then no text, then no device. */
+	if (d->ipc != NULL)
+		dcpd_ipc_stop(d->ipc);
+	if (d->sched != NULL)
+		dcpd_sched_stop(d->sched);
+	if (d->pool != NULL)
+		dcpd_textpool_stop(d->pool);
+	if (d->admin != NULL)
+		dcpd_admin_stop(d->admin);
+	if (d->have_engine && d->engine.close != NULL)
+		d->engine.close(d->engine.self);
+	dcpd_listen_close(&d->admin_sock);
+	dcpd_listen_close(&d->client_sock);
+	if (d->tok != NULL)
+		dcpd_tokenizer_close(d->tok);
+	if (d->have_config)
+		dcpd_config_free(&d->config);
+	json_decref(r->about);
+	json_decref(r->config);
+}
