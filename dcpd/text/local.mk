@@ -7,9 +7,18 @@ libdcpd_a_SOURCES += \
 	dcpd/text/tokenizer.c \
 	dcpd/text/pattern.c \
 	dcpd/text/encode.c \
-	dcpd/text/decode.c
+	dcpd/text/decode.c \
+	dcpd/text/pyjson.c dcpd/text/pyjson.h \
+	dcpd/text/chat.c dcpd/text/chat.h \
+	dcpd/text/chat_glm.c \
+	dcpd/text/chat_dsv32.c
 
 check_PROGRAMS += tests/unit/t_tokenizer
 TESTS += tests/unit/t_tokenizer
 tests_unit_t_tokenizer_SOURCES = tests/unit/t_tokenizer.c tests/unit/text_util.h
 tests_unit_t_tokenizer_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_chat
+TESTS += tests/unit/t_chat
+tests_unit_t_chat_SOURCES = tests/unit/t_chat.c tests/unit/text_util.h
+tests_unit_t_chat_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

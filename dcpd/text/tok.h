@@ -21,6 +21,7 @@
 #define TOK_MAX_MERGES (1u << 22)
 #define TOK_MAX_TOKEN (64u << 10)	/* bytes of one token */
 #define TOK_MAX_SPLITS 16
+#define TOK_MAX_TEMPLATE (4u << 20)	/* bytes of a file with a template */
 #define TOK_MAX_REGEX (16u << 10)	/* bytes of one expression */
 /* A longer run that no expression divides (1 MiB of one letter) is refused. */
 #define TOK_MAX_WORD (1u << 20)
@@ -71,6 +72,7 @@ struct dcpd_tokenizer {
 	/* HF looks for them in two passes: [1] those marked "normalized". */
 	struct tok_trie trie[2];
 	pcre2_code *word_char;		/* for single_word, or NULL */
+	char *chat_template;		/* the folder's, as text; NULL if none */
 };
 
 /*

@@ -594,6 +594,33 @@ read_added_all(struct dcpd_tokenizer *t, json_t *list, struct dcpd_err *err)
 	return 0;
 }
 
+/*
+ * The folder's chat template. It is not run, only looked at, to tell releases
+ * with the same vocabulary apart; so a missing or odd one is no error.
+ */
+static char *
+read_template(const char *dir)
+{
+	char path[4096], *text = NULL, *tpl = NULL;
+	const char *s;
+	json_t *root;
+	size_t len;
+
+	snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
+	if (dcpd_read_file(path, TOK_MAX_TEMPLATE, &text, &len, NULL) == 0)
+		return text;
+	snprintf(path, sizeof path, "%s/tokenizer_config.json", dir);
+	if (dcpd_read_file(path, TOK_MAX_TEMPLATE, &text, &len, NULL) < 0)
+		return NULL;
+	root = json_loadb(text, len, 0, NULL);
+	s = json_string_value(json_object_get(root, "chat_template"));
+	if (s != NULL)
+		tpl = strdup(s);
+	json_decref(root);
+	free(text);
+	return tpl;
+}
+
 int
 dcpd_tokenizer_open(const char *dir, struct dcpd_tokenizer **out,
     struct dcpd_err *err)
@@ -635,6 +662,7 @@ dcpd_tokenizer_open(const char *dir, struct dcpd_tokenizer **out,
 		rc = read_added_all(t, json_object_get(root, "added_tokens"),
 		    err);
 	if (rc == 0) {
+		t->chat_template = read_template(dir);
 		*out = t;
 		t = NULL;
 	}
@@ -663,6 +691,7 @@ dcpd_tokenizer_close(struct dcpd_tokenizer *t)
 	free(t->added);
 	free(t->trie[0].v);
 	free(t->trie[1].v);
+	free(t->chat_template);
 	free(t->merges);
 	free(t->words);
 	free(t->tok);
