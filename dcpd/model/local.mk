@@ -1,1 +1,11 @@
-# dcpd/model and its unit tests
+# dcpd/model, dcpd/parallel, the memory plan, and their unit tests
+libdcpd_a_SOURCES += dcpd/model/model.h \
+	dcpd/model/config.c dcpd/model/dummy.c dcpd/model/dummy.h \
+	dcpd/model/keys.c dcpd/model/keys.h \
+	dcpd/model/place.c dcpd/model/place.h \
+	dcpd/model/quant.c dcpd/model/quant.h \
+	dcpd/model/safetensors.c dcpd/model/safetensors.h \
+	dcpd/model/source.c dcpd/model/source.h \
+	dcpd/model/tensors.c dcpd/model/tensors.h \
+	dcpd/model/weights.c
+libdcpd_a_SOURCES += dcpd/parallel/topology.c dcpd/parallel/topology.h

@@ -14,6 +14,7 @@ struct dcpd_model_config {
 	float def_temperature;		/* generation_config.json; 0 = greedy */
 	float def_top_p;		/* 1 = off */
 	int32_t def_top_k;		/* 0 = off */
+	bool tied;			/* tie_word_embeddings: lm_head is embed */
 	/* quantization_config, as far as the loader needs it; see config.c */
 	char quant_method[32];		/* "", "fp8", "w4afp8", "compressed-tensors" */
 	uint32_t block_n, block_k;
