@@ -46,7 +46,8 @@ read_type(struct dcpd_keys *k, struct dcpd_model_config *c)
 static void
 read_sizes(struct dcpd_keys *k, struct dcpk_model *m)
 {
-	m->layers = dcpd_key_uint(k, "num_hidden_layers", 1, DCPK_MAX_LAYERS);
+	m->layers = dcpd_key_uint(k, "num_hidden_layers", 1,
+	    DCPK_MAX_LAYERS - 1);
 	m->hidden = dcpd_key_uint(k, "hidden_size", 1, 1u << 16);
 	m->vocab = dcpd_key_uint(k, "vocab_size", 1, 1u << 22);
 	m->heads = dcpd_key_uint(k, "num_attention_heads", 1, 1024);
@@ -57,7 +58,7 @@ read_sizes(struct dcpd_keys *k, struct dcpk_model *m)
 	m->kv_lora = dcpd_key_uint(k, "kv_lora_rank", 1, 1u << 14);
 	m->inter = dcpd_key_uint(k, "intermediate_size", 1, 1u << 20);
 	m->idx_heads = dcpd_key_uint(k, "index_n_heads", 1, 1024);
-	m->idx_dim = dcpd_key_uint(k, "index_head_dim", 2, 1024);
+	m->idx_dim = dcpd_key_uint(k, "index_head_dim", 2, 256);
 	m->topk = dcpd_key_uint(k, "index_topk", 1, 1u << 16);
 	m->max_pos = dcpd_key_uint(k, "max_position_embeddings", 1, 1u << 26);
 	if (m->rope % 2 != 0)

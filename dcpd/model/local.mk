@@ -8,4 +8,5 @@ libdcpd_a_SOURCES += dcpd/model/model.h \
 	dcpd/model/source.c dcpd/model/source.h \
 	dcpd/model/tensors.c dcpd/model/tensors.h \
 	dcpd/model/weights.c
-libdcpd_a_SOURCES += dcpd/parallel/topology.c dcpd/parallel/topology.h
+libdcpd_a_SOURCES += dcpd/parallel/topology.c dcpd/parallel/topology.h \
+	dcpd/parallel/way.c

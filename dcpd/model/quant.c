@@ -285,6 +285,7 @@ dcpd_quant_read(struct dcpd_keys *top, struct dcpd_model_config *c)
 		dcpd_key_bad(&k, "quant_method", "\"fp8\", \"w4afp8\" or "
 		    "\"compressed-tensors\"");
 	}
+	c->m.act_ue8m0 = c->ue8m0;
 	return k.rc;
 }
 

@@ -135,11 +135,11 @@ dcpd_slices(const struct dcpk_model *m, const struct dcpk_topo *topo,
 	enum split s = split_of(t);
 	bool heads = s == HEADS_N || s == HEADS_K;
 	uint32_t parts = s == WHOLE ? 1 : heads ? topo->attn_tp : topo->world;
-	uint32_t i, used = 0;
+	uint32_t i;
 
 	DCPD_ASSERT(!heads || m->heads % topo->attn_tp == 0);
 	for (i = 0; i < parts; i++) {
-		struct dcpd_slice *o = &out[used];
+		struct dcpd_slice *o = &out[i];
 
 		*o = (struct dcpd_slice){ .n1 = n, .k1 = k };
 		if (s == WHOLE)
@@ -150,8 +150,6 @@ dcpd_slices(const struct dcpk_model *m, const struct dcpk_topo *topo,
 			part(n, parts, i, &o->n0, &o->n1);
 		if (s == HEADS_K || s == RANKS_K)
 			part(k, parts, i, &o->k0, &o->k1);
-		/* Fewer rows than ranks: the last ranks keep nothing. */
-		used += o->n0 < o->n1 && o->k0 < o->k1;
 	}
-	return used;
+	return parts;
 }

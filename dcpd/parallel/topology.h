@@ -26,7 +26,8 @@ struct dcpd_slice {
 /*
  * The distinct slices of a tensor [n][k], each with the ranks that keep it.
  * slices[DCPK_MAX_RANKS]; returns how many. FFN and vocab sizes that W does not
- * divide are split as evenly as they go (sizes differ by one at most).
+ * divide are split as evenly as they go (sizes differ by one at most); with
+ * fewer rows than ranks the last slices are empty, and still listed.
  */
 uint32_t dcpd_slices(const struct dcpk_model *, const struct dcpk_topo *,
     enum dcpk_tensor, uint32_t n, uint32_t k, struct dcpd_slice *);
