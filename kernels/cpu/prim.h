@@ -76,12 +76,18 @@ struct dcpc_prims {
 	    const void *src, uint32_t c, uint32_t r);
 };
 extern const struct dcpc_prims dcpc_portable, dcpc_avx2, dcpc_avx512;
-/* The best the CPU has; DCPD_CPU_ISA=portable|avx2|avx512 overrides. */
+/*
+ * The best the CPU has; DCPD_CPU_ISA=portable|avx2|avx512 overrides. NULL if
+ * that names another set or one that this CPU lacks.
+ */
 const struct dcpc_prims *dcpc_prims_pick(void);
 
 size_t dcpc_attend_tmp(uint32_t heads, uint32_t c, uint32_t r);	/* floats */
 
 /* --- scalar pieces (prim.c) -------------------------------------------- */
+
+void dcpc_pack_row(void *dst, enum dcpk_kv fmt, const float *ckv,
+    const float *kpe, uint32_t c, uint32_t r);	/* of every table */
 
 uint8_t dcpc_f32_to_e4m3(float);	/* nearest even, saturates at 448 */
 extern const float dcpc_e4m3[256];	/* NaN at 0x7f, 0xff */
@@ -107,8 +113,13 @@ float dcpc_quant_e4m3(float *x, uint32_t n);
 void dcpc_quant_act(float *x, uint32_t n, uint32_t block, bool ue8m0);
 void dcpc_quant_act_static(float *x, uint32_t n, float scale);
 
-/* The slice of a weight as f32 [n1-n0][k1-k0], row stride ld. -EINVAL if the
- * format's parts do not fit together. */
+/*
+ * The slice of a weight as f32 [n1-n0][k1-k0], row stride ld. -EINVAL if the
+ * format's parts do not fit together; dst is untouched then. Scale rows and
+ * columns are counted in whole blocks, the last may be partial. FP8_CHANNEL:
+ * block_n 0 is one scale for all, 1 one for each row. INT4: block_k 0 is one
+ * group for the whole row.
+ */
 int dcpc_dequant(float *dst, size_t ld, const struct dcpk_weight *w,
     struct dcpk_err *err);
 
@@ -133,6 +144,7 @@ void dcpc_route(uint32_t *ids, float *w, const float *logits, const float *bias,
  * rank's share is at most the cap, cross ranks. Returns bytes that one rank
  * would have exchanged (for counters). ws: dcpc_topk_ws(D) bytes.
  */
+#define DCPC_TOPK_CAP 256u	/* pairs one rank exchanges at most */
 size_t dcpc_topk_ws(uint32_t D);
 uint32_t dcpc_topk(const float *const *scores, const uint32_t *n, uint32_t D,
     uint32_t k, uint32_t *const *out, uint32_t *count, void *ws);
@@ -141,7 +153,16 @@ uint32_t dcpc_topk(const float *const *scores, const uint32_t *n, uint32_t D,
 
 /*
  * logits [V], untouched. adj: this sample's own adjustments. token_ok, mask:
- * bitmasks or NULL. top gets s->n_top entries. ws: dcpc_sample_ws(V) bytes.
+ * bitmasks or NULL. top gets s->n_top entries (past V: DCPK_NOPOS, -inf). ws:
+ * dcpc_sample_ws(V) bytes.
+ *
+ * Order: bias, repetition, frequency and presence, token_ok and mask; greedy
+ * ends here (lowest id on ties; also temperature <= 0). Then temperature,
+ * top_k (exactly k), top_p of what top_k left (a token stays while the mass
+ * before it is less than top_p), min_p times the best. Then the inverse of
+ * the distribution over the rest in (logit desc, id asc), at a point that
+ * depends on (seed, index) alone. NaN logits count as -inf. If every token is
+ * banned, the largest logit that token_ok allows.
  */
 size_t dcpc_sample_ws(uint32_t V);
 void dcpc_sample(const float *logits, uint32_t V, const struct dcpk_sample *s,

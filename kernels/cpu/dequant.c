@@ -1,0 +1,233 @@
+/*
+ * Slices of checkpoint weights as f32: every format of enum dcpk_wfmt
+ * (MODEL: FP8 block and channel, W4AFP8 pairs, compressed-tensors words).
+ * Any thread. Checkpoint data may be unaligned, so it is copied out.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cpu/prim.h"
+
+static int fail(struct dcpk_err *err, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+
+static int
+fail(struct dcpk_err *err, const char *fmt, ...)
+{
+	va_list ap;
+
+	if (err != NULL) {
+		va_start(ap, fmt);
+		vsnprintf(err->text, sizeof(err->text), fmt, ap);
+		va_end(ap);
+	}
+	return -EINVAL;
+}
+
+static uint32_t
+load_u32(const void *base, size_t i)
+{
+	uint32_t u;
+
+	memcpy(&u, (const char *)base + i * 4, 4);
+	return u;
+}
+
+static float
+load_f32(const void *base, size_t i)
+{
+	float f;
+
+	memcpy(&f, (const char *)base + i * 4, 4);
+	return f;
+}
+
+static float
+load_bf16(const void *base, size_t i)
+{
+	uint16_t b;
+
+	memcpy(&b, (const char *)base + i * 2, 2);
+	return dcpc_bf16_to_f32(b);
+}
+
+static float
+load_scale(const struct dcpk_weight *w, size_t i)
+{
+	return w->scale_bf16 ? load_bf16(w->scale, i) : load_f32(w->scale, i);
+}
+
+static uint32_t
+div_up(uint32_t a, uint32_t b)
+{
+	return a / b + (a % b != 0);
+}
+
+/* Scale groups along k; block_k 0 is one for the row. */
+static uint32_t
+groups(const struct dcpk_weight *w)
+{
+	return w->block_k == 0 ? 1 : div_up(w->k, w->block_k);
+}
+
+static uint32_t
+group_of(const struct dcpk_weight *w, uint32_t k)
+{
+	if (w->g_idx != NULL)
+		return load_u32(w->g_idx, k);
+	return w->block_k == 0 ? 0 : k / w->block_k;
+}
+
+/* --- one row of the slice, k0..k1 -------------------------------------- */
+
+static void
+row_plain(float *dst, const struct dcpk_weight *w, uint32_t n)
+{
+	size_t at = (size_t)n * w->k;
+	uint32_t k;
+
+	if (w->fmt == DCPK_W_F32) {
+		memcpy(dst, (const char *)w->data + (at + w->k0) * 4,
+		    (size_t)(w->k1 - w->k0) * 4);
+		return;
+	}
+	for (k = w->k0; k < w->k1; k++)
+		*dst++ = load_bf16(w->data, at + k);
+}
+
+static void
+row_fp8(float *dst, const struct dcpk_weight *w, uint32_t n)
+{
+	const uint8_t *q = (const uint8_t *)w->data + (size_t)n * w->k;
+	uint32_t k, end;
+	float s;
+
+	for (k = w->k0; k < w->k1;) {
+		if (w->fmt == DCPK_W_FP8_CHANNEL) {
+			s = load_scale(w, w->block_n == 0 ? 0 : n);
+			end = w->k1;
+		} else {
+			s = load_scale(w, (size_t)(n / w->block_n) *
+			    groups(w) + k / w->block_k);
+			end = w->k1 - k > w->block_k - k % w->block_k ?
+			    k + w->block_k - k % w->block_k : w->k1;
+		}
+		for (; k < end; k++)
+			*dst++ = dcpc_e4m3[q[k]] * s;
+	}
+}
+
+static void
+row_pair(float *dst, const struct dcpk_weight *w, uint32_t n)
+{
+	const uint8_t *q = (const uint8_t *)w->data + (size_t)n * (w->k / 2);
+	const size_t s = (size_t)n * groups(w);
+	uint32_t k, nib;
+
+	for (k = w->k0; k < w->k1; k++) {
+		nib = q[k / 2] >> (k % 2 * 4) & 15;
+		*dst++ = (float)((int)(nib ^ 8) - 8) *
+		    load_scale(w, s + group_of(w, k));
+	}
+}
+
+static void
+row_word(float *dst, const struct dcpk_weight *w, uint32_t n)
+{
+	const size_t at = (size_t)n * div_up(w->k, 8), ng = groups(w);
+	uint32_t k, g, nib, zero = 8;
+
+	for (k = w->k0; k < w->k1; k++) {
+		g = group_of(w, k);
+		nib = load_u32(w->data, at + k / 8) >> (k % 8 * 4) & 15;
+		if (w->zero_point != NULL)
+			zero = load_u32(w->zero_point, n / 8 * ng + g) >>
+			    (n % 8 * 4) & 15;
+		*dst++ = (float)((int)nib - (int)zero) *
+		    load_scale(w, n * ng + g);
+	}
+}
+
+/* --- checks ------------------------------------------------------------ */
+
+static int
+check_groups(const struct dcpk_weight *w, struct dcpk_err *err)
+{
+	uint32_t k, g;
+
+	for (k = w->k0; w->g_idx != NULL && k < w->k1; k++) {
+		g = load_u32(w->g_idx, k);
+		if (g >= groups(w))
+			return fail(err, "g_idx of column %u is %d, but there "
+			    "are %u scale groups", k, (int)g, groups(w));
+	}
+	return 0;
+}
+
+static int
+check(const struct dcpk_weight *w, struct dcpk_err *err)
+{
+	const bool plain = w->fmt == DCPK_W_F32 || w->fmt == DCPK_W_BF16;
+
+	if (w->n0 > w->n1 || w->n1 > w->n || w->k0 > w->k1 || w->k1 > w->k)
+		return fail(err, "rows %u..%u, columns %u..%u are not within "
+		    "%u x %u", w->n0, w->n1, w->k0, w->k1, w->n, w->k);
+	if (w->data == NULL || (!plain && w->scale == NULL))
+		return fail(err, "the weight has no %s",
+		    w->data == NULL ? "data" : "scale");
+	if ((w->zero_point != NULL || w->g_idx != NULL) &&
+	    w->fmt != DCPK_W_INT4_WORD)
+		return fail(err, "zero points and g_idx belong to packed int4 "
+		    "words only");
+	switch (w->fmt) {
+	case DCPK_W_F32:
+	case DCPK_W_BF16:
+		return 0;
+	case DCPK_W_FP8_BLOCK:
+		return w->block_n > 0 && w->block_k > 0 ? 0 : fail(err,
+		    "an fp8 block of %u x %u", w->block_n, w->block_k);
+	case DCPK_W_FP8_CHANNEL:
+		return w->block_n <= 1 ? 0 : fail(err, "one fp8 scale for "
+		    "%u rows; must be 1 (each its own) or 0 (one for all)",
+		    w->block_n);
+	case DCPK_W_INT4_PAIR:
+		return w->k % 2 == 0 ? 0 : fail(err, "int4 pairs along an odd "
+		    "number of columns, %u", w->k);
+	case DCPK_W_INT4_WORD:
+		return check_groups(w, err);
+	}
+	return fail(err, "unknown weight format %d", (int)w->fmt);
+}
+
+int
+dcpc_dequant(float *dst, size_t ld, const struct dcpk_weight *w,
+    struct dcpk_err *err)
+{
+	uint32_t n;
+	int rc;
+
+	rc = check(w, err);
+	if (rc != 0)
+		return rc;
+	for (n = w->n0; n < w->n1; n++, dst += ld) {
+		switch (w->fmt) {
+		case DCPK_W_F32:
+		case DCPK_W_BF16:
+			row_plain(dst, w, n);
+			break;
+		case DCPK_W_FP8_BLOCK:
+		case DCPK_W_FP8_CHANNEL:
+			row_fp8(dst, w, n);
+			break;
+		case DCPK_W_INT4_PAIR:
+			row_pair(dst, w, n);
+			break;
+		case DCPK_W_INT4_WORD:
+			row_word(dst, w, n);
+			break;
+		}
+	}
+	return 0;
+}
