@@ -19,6 +19,9 @@ struct dcpd_memplan_in {
 	double mem_fraction;		/* of device_bytes (per rank) */
 	uint64_t device_bytes;		/* of one rank's device; 0 = not known */
 	uint32_t chunk, max_running, max_ctx;
+	uint32_t threads, flags;	/* as in struct dcpk_setup */
+	bool report_only;		/* what does not fit is told in `misfit`
+					   instead of being an error */
 };
 
 struct dcpd_memplan {
@@ -29,11 +32,19 @@ struct dcpd_memplan {
 	uint64_t tokens;		/* pages * 64 */
 	uint64_t tokens_tp;		/* from the same bytes at dcp 1 */
 	uint64_t budget;		/* KV bytes of one rank */
+	bool workspace_estimated;	/* the device's code was not asked */
+	char misfit[400];		/* report_only; "" if it fits */
 };
 
-/* Refuses what does not fit: numbers, the rank, the flag to change. */
+/*
+ * Refuses what does not fit: numbers, the rank, the flag to change. Without
+ * kv_bytes_per_rank and device_bytes there is no budget: pages is 0.
+ */
 int dcpd_memplan(const struct dcpd_memplan_in *, struct dcpd_memplan *,
     struct dcpd_err *);
+/* What to open the backend with, so that it allocates what was planned. */
+void dcpd_memplan_setup(const struct dcpd_memplan_in *,
+    const struct dcpk_topo *, uint32_t pages, struct dcpk_setup *);
 /* A table for people. actual may be NULL. malloc'd. */
 char *dcpd_memplan_text(const struct dcpd_memplan_in *,
     const struct dcpd_memplan *, const struct dcpk_bytes *actual);

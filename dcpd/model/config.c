@@ -369,6 +369,23 @@ read_rope(struct dcpd_keys *k, struct dcpk_model *m)
 
 /* --- the rest ------------------------------------------------------------ */
 
+/* "dtype", or "torch_dtype" of older files: of the tensors as stored. */
+static void
+read_dtype(struct dcpd_keys *k, struct dcpd_model_config *c)
+{
+	const char *key = dcpd_key(k, "dtype") != NULL ? "dtype" :
+	    "torch_dtype";
+	const char *s = dcpd_key_str_or(k, key, "bfloat16");
+
+	c->plain = DCPK_W_BF16;
+	/* F16 is widened as it is loaded. */
+	if (strcmp(s, "float32") == 0 || strcmp(s, "float16") == 0)
+		c->plain = DCPK_W_F32;
+	else if (strcmp(s, "bfloat16") != 0)
+		dcpd_key_bad(k, key, "\"bfloat16\", \"float16\" or "
+		    "\"float32\"");
+}
+
 static void
 read_rest(struct dcpd_keys *k, struct dcpd_model_config *c, bool latent_config)
 {
@@ -385,6 +402,7 @@ read_rest(struct dcpd_keys *k, struct dcpd_model_config *c, bool latent_config)
 	/* Where the dimension is no power of two there is no such rotation. */
 	m->idx_hadamard = !glm && (m->idx_dim & (m->idx_dim - 1)) == 0;
 	c->tied = dcpd_key_bool_or(k, "tie_word_embeddings", false);
+	read_dtype(k, c);
 	dcpd_key_only_str(k, "hidden_act", "silu");
 	dcpd_key_only_bool(k, "attention_bias", false);
 	dcpd_key_only_bool(k, "rope_interleave", true);

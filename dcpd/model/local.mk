@@ -7,6 +7,7 @@ libdcpd_a_SOURCES += dcpd/model/model.h \
 	dcpd/model/safetensors.c dcpd/model/safetensors.h \
 	dcpd/model/source.c dcpd/model/source.h \
 	dcpd/model/tensors.c dcpd/model/tensors.h \
-	dcpd/model/weights.c
+	dcpd/model/weights.c dcpd/model/wbytes.c
+libdcpd_a_SOURCES += dcpd/kv/memplan.c dcpd/kv/memplan.h dcpd/kv/memtable.c
 libdcpd_a_SOURCES += dcpd/parallel/topology.c dcpd/parallel/topology.h \
 	dcpd/parallel/way.c

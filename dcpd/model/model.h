@@ -15,6 +15,7 @@ struct dcpd_model_config {
 	float def_top_p;		/* 1 = off */
 	int32_t def_top_k;		/* 0 = off */
 	bool tied;			/* tie_word_embeddings: lm_head is embed */
+	enum dcpk_wfmt plain;		/* of what is not quantised: dtype */
 	/* quantization_config, as far as the loader needs it; see config.c */
 	char quant_method[32];		/* "", "fp8", "w4afp8", "compressed-tensors" */
 	uint32_t block_n, block_k;
@@ -45,7 +46,10 @@ int dcpd_weights_load(const char *dir, const struct dcpd_model_config *,
     const struct dcpk_topo *, const struct dcpk_backend *, struct dcpk_ctx *,
     const struct dcpd_load_options *, struct dcpd_err *);
 
-/* Bytes that the weights will take, per rank, from the shapes alone. */
+/*
+ * Bytes that the weights will take, from shapes and config alone: the
+ * weights* fields of bytes[world], the others untouched.
+ */
 int dcpd_weights_bytes(const struct dcpd_model_config *,
     const struct dcpk_topo *, const char *device, struct dcpk_bytes *);
 

@@ -293,7 +293,7 @@ struct dcpd_wform
 dcpd_quant_form(const struct dcpd_model_config *c, uint32_t layer,
     enum dcpk_tensor t, uint32_t expert)
 {
-	struct dcpd_wform f = { DCPK_W_BF16, 0, 0 };
+	struct dcpd_wform f = { c->plain, 0, 0 };
 	const struct quant *q = c->priv;
 	char module[128];
 	size_t i;

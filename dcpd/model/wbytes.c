@@ -1,0 +1,95 @@
+/*
+ * Bytes that the weights will take on each rank, before any is loaded. Pure,
+ * any thread. A mirror of what the backends keep: the CPU keeps bf16 matrices
+ * as they are, everything else as f32, and one copy of what several ranks
+ * share (charged to the lowest of them); CUDA keeps the stored format, a copy
+ * on each rank.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "dcpd/model/quant.h"
+#include "dcpd/model/tensors.h"
+
+struct count {
+	const struct dcpd_model_config *cfg;
+	const struct dcpk_topo *topo;
+	bool cpu;
+	struct dcpk_bytes *out;
+};
+
+static uint64_t
+kept_bytes(const struct count *c, uint32_t layer, enum dcpk_tensor t,
+    uint32_t expert, uint64_t n, uint64_t k)
+{
+	struct dcpd_wform f = dcpd_quant_form(c->cfg, layer, t, expert);
+
+	if (!c->cpu)
+		return dcpd_wform_bytes(&f, n, k);
+	if (dcpd_tensor_is_vector(t) || t == DCPK_T_ROUTER ||
+	    f.fmt != DCPK_W_BF16)
+		return n * k * 4;
+	return n * k * 2;
+}
+
+static bool
+by_head(enum dcpk_tensor t)
+{
+	return t == DCPK_T_Q_B || t == DCPK_T_KV_B || t == DCPK_T_O;
+}
+
+/* The line of the plan that the slice is charged to. */
+static uint64_t *
+line(const struct count *c, uint32_t layer, enum dcpk_tensor t, uint64_t ranks,
+    struct dcpk_bytes *b)
+{
+	bool shared = (ranks & (ranks - 1)) != 0;
+
+	if (layer >= c->cfg->m.layers)
+		return &b->weights_mtp;
+	if (shared && by_head(t))
+		return &b->weights_attn;
+	return shared ? &b->weights_rep : &b->weights;
+}
+
+static int
+count_tensor(void *arg, uint32_t layer, enum dcpk_tensor t, uint32_t expert)
+{
+	struct count *c = arg;
+	struct dcpd_slice s[DCPK_MAX_RANKS];
+	uint32_t n, k, i, n_slices, r;
+
+	dcpd_tensor_shape(&c->cfg->m, t, &n, &k);
+	n_slices = dcpd_slices(&c->cfg->m, c->topo, t, n, k, s);
+	for (i = 0; i < n_slices; i++) {
+		uint64_t bytes = kept_bytes(c, layer, t, expert,
+		    s[i].n1 - s[i].n0, s[i].k1 - s[i].k0);
+
+		for (r = 0; r < c->topo->world; r++) {
+			if ((s[i].ranks >> r & 1) == 0)
+				continue;
+			*line(c, layer, t, s[i].ranks, &c->out[r]) += bytes;
+			if (c->cpu)
+				break;
+		}
+	}
+	return 0;
+}
+
+int
+dcpd_weights_bytes(const struct dcpd_model_config *cfg,
+    const struct dcpk_topo *topo, const char *device, struct dcpk_bytes *out)
+{
+	struct count c = { .cfg = cfg, .topo = topo,
+	    .cpu = strcmp(device, "cpu") == 0, .out = out };
+	uint32_t r;
+
+	if (!c.cpu && strcmp(device, "cuda") != 0)
+		return -EINVAL;
+	for (r = 0; r < topo->world; r++)
+		out[r].weights = out[r].weights_attn = out[r].weights_rep =
+		    out[r].weights_mtp = 0;
+	return dcpd_tensors_each(&cfg->m, count_tensor, &c);
+}
