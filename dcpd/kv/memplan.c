@@ -174,6 +174,17 @@ fixed_most(const struct dcpd_memplan_in *in, const struct dcpd_memplan *p,
 	    most;
 }
 
+/* Whom a number is about: "rank 3", or on the CPU "each of 8 ranks". */
+static const char *
+who(const struct dcpd_memplan_in *in, uint32_t rank, char buf[32])
+{
+	if (strcmp(in->device, "cpu") == 0 && in->layout.tp > 1)
+		snprintf(buf, 32, "each of %u ranks", in->layout.tp);
+	else
+		snprintf(buf, 32, "rank %u", rank);
+	return buf;
+}
+
 /* An error, or with report_only a text in the plan. */
 static int __attribute__((format(printf, 4, 5)))
 misfit(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
@@ -194,7 +205,7 @@ find_budget(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
     struct dcpd_err *err)
 {
 	double limit = in->mem_fraction * (double)in->device_bytes;
-	char a[32], b[32], c[32];
+	char a[32], b[32], c[32], w[32];
 	uint64_t fixed;
 	uint32_t r;
 
@@ -212,10 +223,10 @@ find_budget(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
 		p->budget = (uint64_t)limit - fixed;
 		return 0;
 	}
-	return misfit(in, p, err, "rank %u: weights and workspace take %s, "
+	return misfit(in, p, err, "%s: weights and workspace take %s, "
 	    "--mem-fraction-static %g of %s is %s: nothing is left for KV; "
 	    "raise it, raise --tp, or lower --chunked-prefill-size or "
-	    "--max-context", r, dcpd_bytes(a, sizeof a, fixed),
+	    "--max-context", who(in, r, w), dcpd_bytes(a, sizeof a, fixed),
 	    in->mem_fraction, dcpd_bytes(b, sizeof b, in->device_bytes),
 	    dcpd_bytes(c, sizeof c, (uint64_t)limit));
 }
@@ -226,13 +237,13 @@ check_total(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
     struct dcpd_err *err)
 {
 	uint64_t page = p->page_bytes_rows + p->page_bytes_index, fixed, kv;
-	char a[32], b[32], c[32], d[32];
+	char a[32], b[32], c[32], d[32], w[32];
 	uint32_t r;
 
 	if (p->misfit[0] != '\0' || p->budget == 0)
 		return 0;
 	if (p->pages == 0)
-		return misfit(in, p, err, "rank 0: %s for KV hold no page: "
+		return misfit(in, p, err, "each rank: %s for KV hold no page: "
 		    "two take %s (one is for padding); raise %s",
 		    dcpd_bytes(a, sizeof a, p->budget),
 		    dcpd_bytes(b, sizeof b, 2 * page),
@@ -242,9 +253,9 @@ check_total(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
 	kv = (p->pages + 1ull) * page;
 	if (in->device_bytes == 0 || fixed + kv <= in->device_bytes)
 		return 0;
-	return misfit(in, p, err, "rank %u: weights and workspace take %s, KV "
+	return misfit(in, p, err, "%s: weights and workspace take %s, KV "
 	    "%s, together %s; the device has %s for it: lower "
-	    "--kv-bytes-per-rank, or raise --tp", r,
+	    "--kv-bytes-per-rank, or raise --tp", who(in, r, w),
 	    dcpd_bytes(a, sizeof a, fixed), dcpd_bytes(b, sizeof b, kv),
 	    dcpd_bytes(c, sizeof c, fixed + kv),
 	    dcpd_bytes(d, sizeof d, in->device_bytes));

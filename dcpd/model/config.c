@@ -505,15 +505,24 @@ find_config(const char *path, char *dir, char *file, size_t cap,
 	return 0;
 }
 
+/* The folder's name; of a lone FILE.json FILE. */
 static void
-set_name(struct dcpd_model_config *c, const char *dir)
+set_name(struct dcpd_model_config *c, const char *dir, const char *file)
 {
 	char *real = realpath(dir, NULL);
 	const char *s = real != NULL ? real : dir;
-	const char *slash = strrchr(s, '/');
+	const char *slash = strrchr(file, '/');
+	const char *base = slash != NULL ? slash + 1 : file;
+	size_t n = strlen(base);
 
-	snprintf(c->name, sizeof c->name, "%s",
-	    slash != NULL && slash[1] != '\0' ? slash + 1 : s);
+	if (strcmp(base, "config.json") != 0) {
+		n -= n > 5 && strcmp(base + n - 5, ".json") == 0 ? 5 : 0;
+		snprintf(c->name, sizeof c->name, "%.*s", (int)n, base);
+	} else {
+		slash = strrchr(s, '/');
+		snprintf(c->name, sizeof c->name, "%s",
+		    slash != NULL && slash[1] != '\0' ? slash + 1 : s);
+	}
 	free(real);
 }
 
@@ -568,7 +577,7 @@ dcpd_config_load(const char *path, bool latent_eps_config,
 		dcpd_config_free(&c);
 		return rc;
 	}
-	set_name(&c, dir);
+	set_name(&c, dir, file);
 	drop_absent_mtp(dir, &c);
 	*out = c;
 	return 0;
