@@ -1,1 +1,24 @@
-# dcpd/sched and its unit tests
+# dcpd/sched, dcpd/kv/pages.c and their tests
+libdcpd_a_SOURCES += \
+	dcpd/kv/pages.h dcpd/kv/pages.c \
+	dcpd/sched/sched.h dcpd/sched/sched_i.h \
+	dcpd/sched/plan.h dcpd/sched/plan.c \
+	dcpd/sched/sched.c \
+	dcpd/sched/request.c \
+	dcpd/sched/step.c \
+	dcpd/sched/output.c \
+	dcpd/sched/status.c \
+	dcpd/sched/null_engine.c
+
+SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h \
+	tests/unit/sched_fake_text.c
+
+check_PROGRAMS += tests/unit/t_pages
+TESTS += tests/unit/t_pages
+tests_unit_t_pages_SOURCES = tests/unit/t_pages.c
+tests_unit_t_pages_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched
+TESTS += tests/unit/t_sched
+tests_unit_t_sched_SOURCES = tests/unit/t_sched.c $(SCHED_FAKE)
+tests_unit_t_sched_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

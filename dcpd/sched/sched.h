@@ -46,6 +46,8 @@ struct dcpd_sched_config {
 	uint32_t max_requests_uid;
 	float def_temperature, def_top_p;
 	int32_t def_top_k;
+	bool check_steps;		/* the invariant after every step; builds
+					   with sanitizers always do */
 };
 
 struct dcpd_sched;

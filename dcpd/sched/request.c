@@ -1,0 +1,500 @@
+/*
+ * A request before it runs: its parameters are checked, its text becomes ids,
+ * and what it will cost becomes known. Runs in the text pool, once per request.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "dcpd/sched/sched_i.h"
+
+/* --- adjustments ------------------------------------------------------- */
+
+static uint32_t
+slot_of(const struct adjusts *a, uint32_t token)
+{
+	uint32_t i = token * 2654435769u & (a->map_cap - 1);
+
+	while (a->map[i] != 0 && a->v[a->map[i] - 1].token != token)
+		i = (i + 1) & (a->map_cap - 1);
+	return i;
+}
+
+static int
+grow(struct adjusts *a)
+{
+	uint32_t cap = a->cap == 0 ? 32 : 2 * a->cap;
+	struct dcpk_adjust *v;
+	uint32_t *map;
+
+	v = realloc(a->v, cap * sizeof *v);
+	if (v == NULL)
+		return -ENOMEM;
+	a->v = v;
+	map = calloc(2 * (size_t)cap, sizeof *map);
+	if (map == NULL)
+		return -ENOMEM;
+	free(a->map);
+	a->map = map;
+	a->map_cap = 2 * cap;
+	a->cap = cap;
+	for (uint32_t i = 0; i < a->n; i++)
+		a->map[slot_of(a, a->v[i].token)] = i + 1;
+	return 0;
+}
+
+/* The entry of a token, made if there is none; NULL: no memory. */
+static struct dcpk_adjust *
+entry(struct adjusts *a, uint32_t token)
+{
+	uint32_t slot;
+
+	if (a->n == a->cap && grow(a) != 0)
+		return NULL;
+	slot = slot_of(a, token);
+	if (a->map[slot] == 0) {
+		a->v[a->n] = (struct dcpk_adjust){ .token = token };
+		a->map[slot] = ++a->n;
+	}
+	return &a->v[a->map[slot] - 1];
+}
+
+/* One more of a generated token. */
+int
+dcpd_adjusts_count(struct adjusts *a, uint32_t token)
+{
+	struct dcpk_adjust *e = entry(a, token);
+
+	if (e == NULL)
+		return -ENOMEM;
+	e->out_count++;
+	e->seen = 1;
+	return 0;
+}
+
+/* An id that must not come before min_tokens. */
+static int
+ban(struct adjusts *a, uint32_t token)
+{
+	struct dcpk_adjust *e = entry(a, token);
+
+	if (e == NULL)
+		return -ENOMEM;
+	a->ban[a->n_ban++] = (uint32_t)(e - a->v);
+	return 0;
+}
+
+static int
+fill_adjusts(struct req *r)
+{
+	const struct dcpd_engine *e = r->s->c.engine;
+	const struct dcp_request *p = &r->sub->p;
+	struct dcpk_adjust *a;
+
+	for (uint32_t i = 0; i < p->n_logit_bias; i++) {
+		a = entry(&r->adj, r->sub->bias[i].token);
+		if (a == NULL)
+			return -ENOMEM;
+		a->bias += r->sub->bias[i].bias;
+	}
+	if (r->params.repetition != 1)
+		for (size_t i = 0; i < r->ids.n; i++) {
+			a = entry(&r->adj, r->ids.v[i]);
+			if (a == NULL)
+				return -ENOMEM;
+			a->seen = 1;
+		}
+	if (p->min_tokens == 0)
+		return 0;
+	r->adj.ban = calloc(e->n_eos + p->n_stop_ids + 1, sizeof(uint32_t));
+	if (r->adj.ban == NULL)
+		return -ENOMEM;
+	if (!(p->flags & DCP_IGNORE_EOS))
+		for (uint32_t i = 0; i < e->n_eos; i++)
+			if (ban(&r->adj, e->eos[i]) != 0)
+				return -ENOMEM;
+	for (uint32_t i = 0; i < p->n_stop_ids; i++)
+		if (ban(&r->adj, r->sub->stop_ids[i]) != 0)
+			return -ENOMEM;
+	return 0;
+}
+
+/* --- parameters -------------------------------------------------------- */
+
+static int
+check_numbers(const struct dcp_request *p, struct dcpd_err *err)
+{
+	/* Written so that a NaN fails. */
+	if ((p->flags & DCP_TEMPERATURE) &&
+	    !(p->temperature >= 0 && p->temperature <= 100))
+		return dcpd_fail(err, -EINVAL,
+		    "temperature is %g: give 0 (greedy) to 100",
+		    (double)p->temperature);
+	if (!(p->top_p >= 0 && p->top_p <= 1))
+		return dcpd_fail(err, -EINVAL,
+		    "top_p is %g: give 0 to 1 (0 and 1 are off)",
+		    (double)p->top_p);
+	if (!(p->min_p >= 0 && p->min_p <= 1))
+		return dcpd_fail(err, -EINVAL,
+		    "min_p is %g: give 0 (off) to 1", (double)p->min_p);
+	if (p->top_k < -1)
+		return dcpd_fail(err, -EINVAL, "top_k is %d: give 1 or more, "
+		    "0 or -1 for off", p->top_k);
+	if (!(p->repetition_penalty >= 0 && p->repetition_penalty <= 100))
+		return dcpd_fail(err, -EINVAL, "repetition_penalty is %g: give "
+		    "a positive number up to 100, 0 or 1 for off",
+		    (double)p->repetition_penalty);
+	if (!(fabsf(p->presence_penalty) <= 100) ||
+	    !(fabsf(p->frequency_penalty) <= 100))
+		return dcpd_fail(err, -EINVAL, "presence_penalty is %g and "
+		    "frequency_penalty %g: give -100 to 100",
+		    (double)p->presence_penalty, (double)p->frequency_penalty);
+	if (p->max_tokens > 0 && p->min_tokens > p->max_tokens)
+		return dcpd_fail(err, -EINVAL,
+		    "min_tokens %u is more than max_tokens %u", p->min_tokens,
+		    p->max_tokens);
+	return 0;
+}
+
+static int
+check_params(const struct req *r, struct dcpd_err *err)
+{
+	const struct dcpd_engine *e = r->s->c.engine;
+	const struct dcpd_submit *sub = r->sub;
+	const struct dcp_request *p = &sub->p;
+	int rc = check_numbers(p, err);
+
+	if (rc != 0)
+		return rc;
+	if (p->top_logprobs > 0 && !(p->flags & DCP_LOGPROBS))
+		return dcpd_fail(err, -EINVAL, "top_logprobs is %u without "
+		    "DCP_LOGPROBS: set that flag", p->top_logprobs);
+	if (p->top_logprobs > e->vocab)
+		return dcpd_fail(err, -EINVAL, "top_logprobs is %u: the "
+		    "vocabulary has %u ids", p->top_logprobs, e->vocab);
+	for (uint32_t i = 0; i < p->n_stop_ids; i++)
+		if (sub->stop_ids[i] >= e->vocab)
+			return dcpd_fail(err, -EINVAL, "stop id %u is %u: the "
+			    "vocabulary has %u ids", i, sub->stop_ids[i],
+			    e->vocab);
+	for (uint32_t i = 0; i < p->n_logit_bias; i++)
+		if (sub->bias[i].token >= e->vocab || isnan(sub->bias[i].bias))
+			return dcpd_fail(err, -EINVAL, "logit_bias %u is %g "
+			    "for id %u: the vocabulary has %u ids", i,
+			    (double)sub->bias[i].bias, sub->bias[i].token,
+			    e->vocab);
+	if (p->n_stop > 0 && r->s->c.tok == NULL)
+		return dcpd_fail(err, -ENOTSUP, "stop strings need text, and "
+		    "this model has no tokenizer.json: use stop ids");
+	for (uint32_t i = 0; i < p->n_stop; i++)
+		if (sub->stop[i][0] == '\0')
+			return dcpd_fail(err, -EINVAL,
+			    "stop string %u is empty", i);
+	return 0;
+}
+
+/* What every sample of this request says. */
+static void
+fill_params(struct req *r)
+{
+	const struct dcpd_sched_config *c = &r->s->c;
+	const struct dcp_request *p = &r->sub->p;
+	struct dcpk_sample *s = &r->params;
+	bool own = (p->flags & DCP_TEMPERATURE) != 0;
+
+	/* Without a temperature, what was not said is the model's choice. */
+	s->temperature = own ? p->temperature : c->def_temperature;
+	s->top_p = p->top_p > 0 ? p->top_p :
+	    !own && c->def_top_p > 0 ? c->def_top_p : 1;
+	s->top_k = p->top_k > 0 ? (uint32_t)p->top_k :
+	    !own && p->top_k == 0 && c->def_top_k > 0 ?
+	    (uint32_t)c->def_top_k : 0;
+	if (s->top_k >= c->engine->vocab)
+		s->top_k = 0;
+	s->min_p = p->min_p;
+	s->repetition = p->repetition_penalty > 0 ? p->repetition_penalty : 1;
+	s->presence = p->presence_penalty;
+	s->frequency = p->frequency_penalty;
+	s->n_top = p->top_logprobs;
+	if (s->temperature == 0)
+		s->flags = DCPK_S_GREEDY;
+	r->penalties = s->repetition != 1 || s->presence != 0 ||
+	    s->frequency != 0;
+}
+
+/* --- options ----------------------------------------------------------- */
+
+/* What is in the options and not built is refused, never dropped. */
+static int
+check_options(json_t *o, struct dcpd_err *err)
+{
+	const json_t *v = json_object_get(o, "response_format");
+	const char *s;
+
+	if (v != NULL && !json_is_null(v)) {
+		s = json_string_value(json_object_get(v, "type"));
+		if (s == NULL || strcmp(s, "text") != 0)
+			return dcpd_fail(err, -ENOTSUP, "options: "
+			    "response_format \"%s\" is not built yet: only "
+			    "{\"type\": \"text\"} is", s == NULL ? "?" : s);
+	}
+	v = json_object_get(o, "tool_choice");
+	if (v != NULL && !json_is_null(v)) {
+		s = json_string_value(v);
+		if (s == NULL || (strcmp(s, "auto") != 0 &&
+		    strcmp(s, "none") != 0))
+			return dcpd_fail(err, -ENOTSUP, "options: tool_choice "
+			    "\"%s\" is not built yet: only \"auto\" and "
+			    "\"none\" are", s == NULL ? "(object)" : s);
+		if (strcmp(s, "none") == 0)
+			json_object_del(o, "tools");
+	}
+	return 0;
+}
+
+static int
+parse_options(struct req *r, struct dcpd_err *err)
+{
+	json_error_t je;
+
+	if (r->sub->options == NULL)
+		return 0;
+	r->options = json_loads(r->sub->options, JSON_REJECT_DUPLICATES, &je);
+	if (r->options == NULL)
+		return dcpd_fail(err, -EINVAL, "options: not JSON: %s at byte "
+		    "%d", je.text, je.position);
+	if (!json_is_object(r->options))
+		return dcpd_fail(err, -EINVAL, "options: not a JSON object");
+	return check_options(r->options, err);
+}
+
+/* --- the prompt -------------------------------------------------------- */
+
+static int
+take_ids(struct req *r, struct dcpd_err *err)
+{
+	size_t len = r->sub->len, n = len / sizeof(uint32_t);
+	uint32_t vocab = r->s->c.engine->vocab;
+	uint32_t *v;
+
+	if (len % sizeof(uint32_t) != 0)
+		return dcpd_fail(err, -EINVAL, "token ids: %zu bytes are no "
+		    "whole number of 4-byte ids", len);
+	v = malloc(len + 1);
+	if (v == NULL)
+		return dcpd_fail(err, -ENOMEM, "prompt: out of memory");
+	if (len > 0)
+		memcpy(v, r->sub->data, len);
+	r->ids = (struct dcpd_ids){ .v = v, .n = n, .cap = n };
+	for (size_t i = 0; i < n; i++)
+		if (v[i] >= vocab)
+			return dcpd_fail(err, -EINVAL, "token ids: id %zu is "
+			    "%u: the vocabulary has %u ids", i, v[i], vocab);
+	return 0;
+}
+
+static int
+take_chat(struct req *r, unsigned flags, size_t max, bool *thinking,
+    struct dcpd_err *err)
+{
+	const struct dcpd_sched_config *c = &r->s->c;
+	json_error_t je;
+	json_t *messages;
+	int rc;
+
+	if (c->chat == DCPD_CHAT_NONE)
+		return dcpd_fail(err, -ENOTSUP, "no chat template is known for "
+		    "this model: send text or token ids");
+	messages = json_loadb(r->sub->data, r->sub->len,
+	    JSON_REJECT_DUPLICATES, &je);
+	if (messages == NULL)
+		return dcpd_fail(err, -EINVAL, "messages: not JSON: %s at "
+		    "byte %d", je.text, je.position);
+	rc = dcpd_chat_encode(c->tok, c->chat, messages, r->options, flags,
+	    max, &r->ids, thinking, err);
+	json_decref(messages);
+	return rc;
+}
+
+static int
+take_prompt(struct req *r, bool *thinking, struct dcpd_err *err)
+{
+	const struct dcpd_sched_config *c = &r->s->c;
+	const struct dcpd_submit *sub = r->sub;
+	unsigned flags = sub->flags & DCP_PLAIN_INPUT ? DCPD_PLAIN : 0;
+	/* Twice the context: whoever is a little over learns by how much. */
+	size_t max = 2 * (size_t)c->engine->max_ctx;
+	int rc;
+
+	if (sub->input == DCP_INPUT_TOKENS)
+		return take_ids(r, err);
+	if (sub->input != DCP_INPUT_TEXT && sub->input != DCP_INPUT_CHAT)
+		return dcpd_fail(err, -EINVAL, "input kind %u is unknown: text "
+		    "is 1, chat 2, token ids 3", sub->input);
+	if (c->tok == NULL)
+		return dcpd_fail(err, -ENOTSUP, "this model has no "
+		    "tokenizer.json: send token ids");
+	rc = sub->input == DCP_INPUT_CHAT ?
+	    take_chat(r, flags, max, thinking, err) :
+	    dcpd_encode(c->tok, sub->data, sub->len, flags, max, &r->ids, err);
+	if (rc == -E2BIG)
+		rc = dcpd_fail(err, -EMSGSIZE, "the prompt has more than %zu "
+		    "tokens: the context is %u; shorten it", max,
+		    c->engine->max_ctx);
+	return rc;
+}
+
+/*
+ * How long it may become and what that costs. The last token's row is never
+ * computed, so n prompt tokens and m new ones need n + m - 1 rows.
+ */
+static int
+take_size(struct req *r, struct dcpd_err *err)
+{
+	const struct dcpd_engine *e = r->s->c.engine;
+	uint64_t pool = (uint64_t)e->pages * DCPD_PAGE_TOKENS;
+	uint64_t n = r->ids.n, m = r->sub->p.max_tokens;
+
+	if (n == 0)
+		return dcpd_fail(err, -EINVAL, "the prompt is empty");
+	if (n + 1 > e->max_ctx)
+		return dcpd_fail(err, -EMSGSIZE, "the prompt has %llu tokens: "
+		    "the context is %u, one of them for the answer; shorten it "
+		    "by %llu", (unsigned long long)n, e->max_ctx,
+		    (unsigned long long)(n + 1 - e->max_ctx));
+	if (n > pool)
+		return dcpd_fail(err, -EMSGSIZE, "the prompt has %llu tokens: "
+		    "the KV pool holds %llu; raise --kv-bytes-per-rank or "
+		    "--dcp-size, or shorten it", (unsigned long long)n,
+		    (unsigned long long)pool);
+	if (m == 0)
+		m = dcpd_min64(e->max_ctx, pool + 1) - n;
+	if (n + m > e->max_ctx)
+		return dcpd_fail(err, -EMSGSIZE, "%llu prompt tokens + "
+		    "max_tokens %llu = %llu: the context is %u; lower "
+		    "max_tokens to %llu", (unsigned long long)n,
+		    (unsigned long long)m, (unsigned long long)(n + m),
+		    e->max_ctx, (unsigned long long)(e->max_ctx - n));
+	if (n + m - 1 > pool)
+		return dcpd_fail(err, -EMSGSIZE, "%llu prompt tokens + "
+		    "max_tokens %llu: the KV pool holds %llu tokens; lower "
+		    "max_tokens to %llu or raise --kv-bytes-per-rank",
+		    (unsigned long long)n, (unsigned long long)m,
+		    (unsigned long long)pool,
+		    (unsigned long long)(pool + 1 - n));
+	r->n_prompt = (uint32_t)n;
+	r->max_tokens = (uint32_t)m;
+	r->pages_max = (uint32_t)dcpd_div_up(n + m - 1, DCPD_PAGE_TOKENS);
+	return 0;
+}
+
+static int
+open_output(struct req *r, bool thinking, struct dcpd_err *err)
+{
+	const struct dcpd_sched_config *c = &r->s->c;
+	const struct dcpd_submit *sub = r->sub;
+	bool special = (sub->flags & DCP_SPECIAL_TOKENS) != 0;
+	struct dcpd_out_config oc = {
+		.parser = sub->input == DCP_INPUT_CHAT && !special ?
+		    c->parser : DCPD_PARSE_RAW,
+		.thinking = thinking, .special = special,
+		.tools = json_object_get(r->options, "tools"),
+		.stop = sub->stop, .n_stop = sub->p.n_stop,
+	};
+	struct dcpd_out_config ec = {
+		.parser = DCPD_PARSE_RAW, .special = true,
+	};
+	int rc;
+
+	if (c->tok == NULL)
+		return 0;
+	if (oc.parser != DCPD_PARSE_RAW && thinking)
+		r->channel0 = r->channel = DCP_CH_REASONING;
+	rc = dcpd_out_new(c->tok, &oc, &r->out);
+	if (rc == 0 && (sub->flags & DCP_ECHO))
+		rc = dcpd_out_new(c->tok, &ec, &r->echo);
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "output parser: %s",
+	    strerror(-rc));
+}
+
+static int
+encode(struct req *r, struct dcpd_err *err)
+{
+	bool thinking = false;
+	int rc;
+
+	if ((rc = check_params(r, err)) != 0 ||
+	    (rc = parse_options(r, err)) != 0 ||
+	    (rc = take_prompt(r, &thinking, err)) != 0 ||
+	    (rc = take_size(r, err)) != 0 ||
+	    (rc = open_output(r, thinking, err)) != 0)
+		return rc;
+	fill_params(r);
+	if (fill_adjusts(r) != 0)
+		return dcpd_fail(err, -ENOMEM, "prompt: out of memory");
+	r->seed = r->sub->p.seed;
+	if (!(r->sub->p.flags & DCP_SEED) &&
+	    getrandom(&r->seed, sizeof r->seed, 0) != sizeof r->seed)
+		return dcpd_fail(err, -EIO, "no random seed: %s",
+		    strerror(errno));
+	return 0;
+}
+
+void
+dcpd_req_encode(struct dcpd_job *job)
+{
+	struct req *r = (void *)((char *)job - offsetof(struct req, job));
+	struct dcpd_sched *s = r->s;
+	struct dcpd_err err = { 0 };
+	bool ended;
+
+	DCPD_CHECK(r, REQ_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	ended = r->state == R_ENDED;	/* cancelled while it was queued */
+	pthread_mutex_unlock(&s->lock);
+	if (!ended) {
+		err.code = encode(r, &err);
+		r->err = err;
+	}
+	free(r->sub->data);
+	r->sub->data = NULL;
+	r->sub->len = 0;
+
+	pthread_mutex_lock(&s->lock);
+	ended = r->state == R_ENDED;
+	r->encoded = true;
+	if (!ended) {
+		r->qnext = s->inbox;
+		s->inbox = r;
+		dcpd_sched_kick(s);
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (ended)
+		dcpd_req_put(r);
+}
+
+void
+dcpd_req_free(struct req *r)
+{
+	DCPD_CHECK(r, REQ_MAGIC);
+	DCPD_ASSERT(r->n_pages == 0);
+	r->magic = 0;
+	dcpd_out_free(r->echo);
+	dcpd_out_free(r->out);
+	json_decref(r->options);
+	free(r->adj.v);
+	free(r->adj.map);
+	free(r->adj.ban);
+	free(r->box.v);
+	free(r->box.top);
+	free(r->work.v);
+	free(r->work.top);
+	free(r->pages);
+	dcpd_ids_free(&r->ids);
+	dcpd_submit_free(r->sub);
+	free(r);
+}

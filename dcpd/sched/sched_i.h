@@ -1,0 +1,211 @@
+/*
+ * Inside the scheduler: its state, a request's state, and who may touch what.
+ *
+ * Threads
+ *   intake   dcpd_sched_ipc_ops: links a request in, posts its encode job
+ *   text     encode job (request.c), then the output job (output.c); never two
+ *            jobs of one request at a time
+ *   step     everything else (sched.c: the loop; step.c: plans and results)
+ *   admin    dcpd_sched_status() and the like (status.c)
+ *
+ * One lock, s->lock, never held while the engine runs, while text is worked on
+ * or while ipc is called (ipc may call us with locks of its own held). Fields
+ * marked
+ *   [step]   are written by the step thread with the lock held: the step
+ *            thread reads them freely, others with the lock;
+ *   [lock]   need the lock for everything;
+ *   [text]   belong to the request's text job, and to the step thread only
+ *            while none can run (before it is posted);
+ *   [const]  do not change once the request is in the inbox.
+ */
+#ifndef DCPD_SCHED_I_H
+#define DCPD_SCHED_I_H
+
+#include <pthread.h>
+
+#include "dcpd/kv/pages.h"
+#include "dcpd/sched/plan.h"
+#include "dcpd/sched/sched.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DCPD_SCHED_DEBUG true
+#else
+#define DCPD_SCHED_DEBUG false
+#endif
+
+#define SCHED_MAGIC 0x53434844u
+#define REQ_MAGIC 0x52455153u
+
+/* A request sits a pass out while so much of its output waits for text. */
+#define BOX_TOKENS_MAX 512u
+#define BOX_TOPS_MAX (1u << 18)
+/* Top logprobs of one pass: 8 bytes each. */
+#define PASS_TOPS_MAX (1u << 20)
+
+#define RATE_BINS 16u		/* seconds of the token rate that are kept */
+
+enum req_state { R_TEXT, R_WAIT, R_PREFILL, R_DECODE, R_ENDED };
+
+/* Why a request must end; found at the next step boundary. */
+enum {
+	CTL_CANCEL = 1 << 0,
+	CTL_GONE = 1 << 1,
+	CTL_STOPPED = 1 << 2,	/* a stop string; DONE is out already */
+	CTL_DEADLINE = 1 << 3,
+};
+
+enum {
+	OUT_PROMPT = 1,		/* DCP_ECHO */
+	OUT_HIDDEN = 2,		/* a stop id: a token without text */
+	OUT_LOGPROB = 4,
+};
+
+struct out_token {
+	uint32_t token, flags;	/* OUT_* */
+	float logprob;
+	uint32_t n_top;		/* its part of the box's tops, in order */
+};
+
+struct outbox {			/* from the step thread to the text job */
+	struct out_token *v;
+	struct dcp_logprob *top;
+	uint32_t n, cap, n_top, cap_top;
+};
+
+/* What penalties, bias and bans need: one entry per token that matters. */
+struct adjusts {
+	struct dcpk_adjust *v;
+	uint32_t n, cap;
+	uint32_t *map;		/* [map_cap] 1 + index into v, 0 = empty */
+	uint32_t map_cap;	/* a power of two, or 0 */
+	uint32_t *ban;		/* [n_ban] indices: banned until min_tokens */
+	uint32_t n_ban;
+};
+
+struct req {
+	unsigned magic;
+	struct dcpd_sched *s;
+	struct dcpd_submit *sub;	/* [const] but for .data */
+	struct dcpd_job job;		/* encode, then output */
+	struct req *prev, *next;	/* [lock] all live requests */
+	struct req *qnext;		/* [lock] inbox */
+	struct req *pnext;		/* step thread: jobs to post */
+	uint64_t seq;			/* [const] order of arrival */
+	uint64_t t_submit, t_deadline;	/* [const] ns; 0 = none */
+	unsigned refs;			/* [lock] */
+
+	/* Filled by the encode job. */
+	struct dcpd_ids ids;		/* [step] prompt, then output */
+	uint32_t n_prompt;		/* [const] */
+	uint32_t max_tokens;		/* [const] never 0 */
+	uint32_t pages_max;		/* [const] for the last token too */
+	uint64_t seed;			/* [const] */
+	struct dcpk_sample params;	/* [const] what every sample says */
+	bool penalties;			/* [const] outputs must be counted */
+	struct adjusts adj;		/* step thread */
+	json_t *options;		/* [const] */
+	struct dcpd_out *out;		/* [text] NULL: no text */
+	struct dcpd_out *echo;		/* [text] of the prompt */
+	struct dcpd_err err;		/* [const] encode failed */
+
+	/* The run. */
+	enum req_state state;		/* [step] */
+	unsigned ctl;			/* [lock] CTL_* */
+	uint32_t *pages;		/* [step] [pages_max] page table */
+	uint32_t n_pages;		/* [step] held */
+	uint32_t n_kv;			/* [step] tokens in the cache */
+	uint32_t n_out;			/* [step] tokens generated */
+	bool admitted;			/* [step] holds a share of its uid's
+					   quota; stays set after its end */
+	bool skip;			/* step thread: sits this step out */
+	bool encoded;			/* [lock] the encode job is done */
+
+	/* The way out. */
+	struct outbox box, work;	/* [lock], [text] */
+	bool busy;			/* [lock] the output job is posted */
+	bool stalled;			/* [lock] box is full; wake the step */
+	bool end;			/* [lock] nothing more goes in the box */
+	bool closed;			/* [text] final event is out, or no one
+					   is there to read it */
+	bool direct;			/* step thread: it emits the end itself */
+	uint32_t finish;		/* with end: DCP_FINISH_* */
+	struct dcpd_err end_err;	/* with end: code 0, or an ERROR */
+	uint32_t n_done;		/* [text] output tokens delivered */
+	uint32_t channel0;		/* [const] where the answer begins */
+	uint32_t channel, call;		/* [text] of the last event */
+};
+
+/* Prefill passes by one way, to compare what was predicted. */
+struct way_stat {
+	uint64_t passes;
+	double seconds, predicted;
+};
+
+struct dcpd_sched {
+	unsigned magic;
+	struct dcpd_sched_config c;
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t kick_cv;		/* step thread sleeps here */
+	pthread_cond_t event_cv;	/* others wait for the step thread here */
+
+	struct req *live;		/* [lock] */
+	uint32_t n_live;		/* [lock] */
+	struct req *inbox;		/* [lock] encoded; newest first */
+	bool kick;			/* [lock] look again */
+	bool ctl_any;			/* [lock] some request has ctl */
+	uint64_t next_deadline;		/* [lock] ns, UINT64_MAX = none */
+	uint64_t seq;			/* [lock] */
+	bool draining, stopping;	/* [lock] */
+	bool failed;			/* [step] */
+	struct dcpd_err fail;		/* [step] */
+	uint64_t check_want, check_done;	/* [lock] */
+	struct dcpd_err check_err;	/* [lock] of check_done */
+
+	/* Step thread. */
+	struct dcpd_pages *pages;
+	struct req **wait;		/* [step] by priority, then arrival */
+	uint32_t n_wait, cap_wait;	/* [step] */
+	struct req **run;		/* [step] [max_running], same order */
+	uint32_t n_run;			/* [step] */
+	uint32_t promised;		/* [step] pages_max of all in run */
+	struct req *post, **post_tail;	/* output jobs to post after unlock */
+	struct dcpd_planb plan;
+	struct req **in_pass;		/* [max_running] of the plan's requests */
+	struct dcpk_result result;
+	uint64_t step;
+	uint32_t turn;			/* decode pass begins at run[turn] */
+
+	struct way_stat way[3];		/* [step] */
+	uint64_t rate_sec[RATE_BINS];	/* [lock] which second a bin is of */
+	uint32_t rate_tok[RATE_BINS];	/* [lock] */
+};
+
+/* request.c */
+void dcpd_req_encode(struct dcpd_job *);	/* text */
+int dcpd_adjusts_count(struct adjusts *, uint32_t token);
+void dcpd_req_free(struct req *);
+
+/* output.c */
+void dcpd_req_output(struct dcpd_job *);	/* text */
+int dcpd_box_push(struct outbox *, const struct out_token *,
+    const struct dcpk_logprob *top);
+/* The final event, if anyone is there. */
+void dcpd_req_emit_end(struct req *, const struct dcp_usage *);
+
+/* sched.c; the lock is held */
+void dcpd_sched_kick(struct dcpd_sched *);
+void dcpd_req_ctl(struct req *, unsigned ctl);
+void dcpd_req_wake_output(struct req *);
+/* Step thread. Pages go back now; the final event follows what is in the box. */
+void dcpd_req_end(struct req *, uint32_t finish, const struct dcpd_err *);
+/* sched.c; the lock is not held */
+void dcpd_req_put(struct req *);		/* the last one frees it */
+void dcpd_sched_flush_posts(struct dcpd_sched *);
+
+/* step.c: step thread, the lock is not held */
+void dcpd_sched_admit(struct dcpd_sched *);
+bool dcpd_sched_step(struct dcpd_sched *);	/* true: a pass ran */
+int dcpd_sched_verify(struct dcpd_sched *, struct dcpd_err *);
+
+#endif

@@ -1,0 +1,261 @@
+/*
+ * What the scheduler says of itself, and what an admin may ask of it. Admin
+ * thread: takes the lock for short, never waits for a running step (but for
+ * the check, which needs a step boundary and says so when none comes).
+ */
+#include "config.h"
+
+#include <errno.h>
+
+#include "dcpd/admin/counters.h"
+#include "dcpd/sched/sched_i.h"
+
+#define CHECK_TIMEOUT_NS 10000000000u
+#define RATE_SECONDS 10u	/* whole seconds the token rate looks back */
+
+static const char *const state_name[] = {
+	[R_TEXT] = "text", [R_WAIT] = "waiting", [R_PREFILL] = "prefill",
+	[R_DECODE] = "decode", [R_ENDED] = "ending",
+};
+static const char *const way_name[] = {
+	[DCPK_WAY_Q] = "q", [DCPK_WAY_KV] = "kv", [DCPK_WAY_A2A] = "a2a",
+};
+
+static json_t *
+counters(void)
+{
+	json_t *o = json_object();
+
+#define X(n, k, h) \
+	json_object_set_new(o, #n, \
+	    json_integer((json_int_t)DCPD_COUNTER(n)));
+	DCPD_COUNTERS(X)
+#undef X
+	return o;
+}
+
+static double
+per(double sum, uint64_t n)
+{
+	return n == 0 ? 0 : sum / (double)n;
+}
+
+/* Mean times of a pass, milliseconds. */
+static json_t *
+steps(void)
+{
+	uint64_t nd = DCPD_COUNTER(decode_steps);
+	uint64_t np = DCPD_COUNTER(prefill_passes);
+
+	return json_pack("{s:f, s:f, s:f, s:f}",
+	    "decode_ms", per((double)DCPD_COUNTER(decode_ns) * 1e-6, nd),
+	    "prefill_ms", per((double)DCPD_COUNTER(prefill_ns) * 1e-6, np),
+	    "decode_rows", per((double)DCPD_COUNTER(decode_rows), nd),
+	    "prefill_rows", per((double)DCPD_COUNTER(prefill_rows), np));
+}
+
+/* Lock held. Tokens per second over the last whole seconds. */
+static double
+token_rate(const struct dcpd_sched *s)
+{
+	uint64_t now = dcpd_now_ns() / 1000000000u, sum = 0;
+
+	for (uint32_t i = 0; i < RATE_BINS; i++)
+		if (s->rate_sec[i] < now && s->rate_sec[i] + RATE_SECONDS >= now)
+			sum += s->rate_tok[i];
+	return (double)sum / RATE_SECONDS;
+}
+
+/* Lock held. What each rank holds of the running requests. */
+static json_t *
+ranks(const struct dcpd_sched *s)
+{
+	const struct dcpd_engine *e = s->c.engine;
+	json_t *a = json_array();
+
+	for (uint32_t rank = 0; rank < e->world; rank++) {
+		uint32_t dr = rank % e->dcp;
+		uint64_t tokens = 0, pages = 0;
+
+		for (uint32_t i = 0; i < s->n_run; i++) {
+			tokens += dcpk_shard_len(s->run[i]->n_kv, dr, e->dcp);
+			pages += s->run[i]->n_pages;
+		}
+		json_array_append_new(a, json_pack("{s:I, s:I, s:I, s:I, s:I}",
+		    "rank", (json_int_t)rank, "dcp_rank", (json_int_t)dr,
+		    "tokens", (json_int_t)tokens,
+		    "pages_used", (json_int_t)pages,
+		    "pages_total", (json_int_t)e->pages));
+	}
+	return a;
+}
+
+/* Lock held. Prefill under DCP: what was chosen, predicted and measured. */
+static json_t *
+ways(const struct dcpd_sched *s)
+{
+	json_t *o = json_object();
+
+	for (uint32_t w = 0; w < 3; w++)
+		json_object_set_new(o, way_name[w], json_pack(
+		    "{s:I, s:f, s:f}", "passes",
+		    (json_int_t)s->way[w].passes, "predicted_s",
+		    s->way[w].predicted, "seconds", s->way[w].seconds));
+	return o;
+}
+
+static json_t *
+limits(const struct dcpd_sched *s)
+{
+	const struct dcpd_engine *e = s->c.engine;
+
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+	    "vocab", (json_int_t)e->vocab,
+	    "max_context", (json_int_t)e->max_ctx,
+	    "pages", (json_int_t)e->pages,
+	    "pool_tokens", (json_int_t)e->pages * DCPD_PAGE_TOKENS,
+	    "chunk", (json_int_t)e->chunk,
+	    "max_running", (json_int_t)e->max_running,
+	    "queue_max", (json_int_t)s->c.queue_max,
+	    "max_requests_uid", (json_int_t)s->c.max_requests_uid);
+}
+
+json_t *
+dcpd_sched_status(struct dcpd_sched *s)
+{
+	const struct dcpd_engine *e;
+	json_t *o = json_object();
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	e = s->c.engine;
+	json_object_set_new(o, "engine", json_string(e->name));
+	json_object_set_new(o, "tp", json_integer(e->world));
+	json_object_set_new(o, "dcp", json_integer(e->dcp));
+	json_object_set_new(o, "limits", limits(s));
+	json_object_set_new(o, "counters", counters());
+	json_object_set_new(o, "steps", steps());
+	pthread_mutex_lock(&s->lock);
+	json_object_set_new(o, "state", json_string(s->failed ? "failed" :
+	    s->stopping ? "stopping" : s->draining ? "draining" : "serving"));
+	if (s->failed)
+		json_object_set_new(o, "error", json_string(s->fail.text));
+	json_object_set_new(o, "running", json_integer(s->n_run));
+	json_object_set_new(o, "waiting", json_integer(s->n_wait));
+	json_object_set_new(o, "live", json_integer(s->n_live));
+	json_object_set_new(o, "tokens_per_s", json_real(token_rate(s)));
+	json_object_set_new(o, "ranks", ranks(s));
+	if (e->dcp > 1)
+		json_object_set_new(o, "prefill_ways", ways(s));
+	pthread_mutex_unlock(&s->lock);
+	return o;
+}
+
+json_t *
+dcpd_sched_requests(struct dcpd_sched *s)
+{
+	uint64_t now = dcpd_now_ns();
+	json_t *a = json_array();
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	for (const struct req *r = s->live; r != NULL; r = r->next) {
+		/* Its text job may be writing sizes: not known yet. */
+		bool sized = r->state != R_TEXT && r->encoded;
+		uint32_t prompt = sized ? r->n_prompt : 0;
+
+		/* Oldest first: the list has the newest in front. */
+		json_array_insert_new(a, 0, json_pack(
+		    "{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:f}",
+		    "id", (json_int_t)r->sub->id,
+		    "uid", (json_int_t)r->sub->uid,
+		    "state", state_name[r->state],
+		    "prompt", (json_int_t)prompt,
+		    "prefilled", (json_int_t)(r->n_kv < prompt ? r->n_kv :
+		    prompt),
+		    "generated", (json_int_t)r->n_out,
+		    "max_tokens", (json_int_t)(sized ? r->max_tokens : 0),
+		    "pages", (json_int_t)r->n_pages,
+		    "age_s", (double)(now - r->t_submit) * 1e-9));
+	}
+	pthread_mutex_unlock(&s->lock);
+	return a;
+}
+
+int
+dcpd_sched_cancel(struct dcpd_sched *s, uint64_t id)
+{
+	int rc = -ENOENT;
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	for (struct req *r = s->live; r != NULL; r = r->next)
+		if (r->sub->id == id && r->state != R_ENDED) {
+			dcpd_req_ctl(r, CTL_CANCEL);
+			rc = 0;
+		}
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
+void
+dcpd_sched_drain(struct dcpd_sched *s, bool on)
+{
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	s->draining = on;
+	pthread_mutex_unlock(&s->lock);
+}
+
+bool
+dcpd_sched_idle(struct dcpd_sched *s)
+{
+	bool idle;
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	idle = s->n_live == 0;
+	pthread_mutex_unlock(&s->lock);
+	return idle;
+}
+
+int
+dcpd_sched_check(struct dcpd_sched *s, struct dcpd_err *err)
+{
+	uint64_t want, until = dcpd_now_ns() + CHECK_TIMEOUT_NS;
+	struct timespec ts = { (time_t)(until / 1000000000u),
+	    (long)(until % 1000000000u) };
+	int rc = 0;
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	want = ++s->check_want;
+	dcpd_sched_kick(s);
+	while (s->check_done < want && rc == 0)
+		rc = pthread_cond_timedwait(&s->event_cv, &s->lock, &ts);
+	if (s->check_done >= want) {
+		rc = s->check_err.code;
+		if (rc != 0)
+			dcpd_fail(err, rc, "%s", s->check_err.text);
+	} else {
+		rc = dcpd_fail(err, -ETIMEDOUT, "step %llu has not ended for "
+		    "%u s: nothing could be checked",
+		    (unsigned long long)s->step,
+		    (unsigned)(CHECK_TIMEOUT_NS / 1000000000u));
+	}
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
+bool
+dcpd_sched_failed(struct dcpd_sched *s, struct dcpd_err *err)
+{
+	bool failed;
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	failed = s->failed;
+	if (failed && err != NULL)
+		*err = s->fail;
+	pthread_mutex_unlock(&s->lock);
+	return failed;
+}

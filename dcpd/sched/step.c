@@ -1,0 +1,615 @@
+/*
+ * One step: who is admitted, what the decode pass and the prefill pass hold,
+ * and what becomes of their results. Step thread only.
+ *
+ * Admission, first form: a request is admitted when the pages that its longest
+ * answer can need are not promised to others. Pages are taken one by one as it
+ * grows, so occupancy is real, and taking one cannot fail: no deadlock, no
+ * preemption. Whoever waits for pages is overtaken by nobody, so a long request
+ * is not starved by short ones.
+ *
+ * What comes next fits here: a prefix hit sets n_kv > 0 and fills the first
+ * entries of the page table (with references) in admit_one(); preemption sets
+ * n_kv = 0 and puts the request back into `wait`: prefill computes ids[n_kv..]
+ * whether these are prompt or output. With preemption `promised` falls away.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dcpd/admin/counters.h"
+#include "dcpd/sched/sched_i.h"
+
+/* --- admission --------------------------------------------------------- */
+
+/* Does its uid hold quota with another request, which will give it back? */
+static bool
+quota_will_come(struct dcpd_sched *s, const struct req *r)
+{
+	bool yes = false;
+
+	pthread_mutex_lock(&s->lock);
+	for (const struct req *o = s->live; o != NULL && !yes; o = o->next)
+		yes = o != r && o->admitted && o->sub->uid == r->sub->uid;
+	pthread_mutex_unlock(&s->lock);
+	return yes;
+}
+
+static void
+refuse(struct dcpd_sched *s, struct req *r, const struct dcpd_err *err)
+{
+	pthread_mutex_lock(&s->lock);
+	dcpd_req_end(r, 0, err);
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* Room for its ids and page table, so that nothing can fail later. */
+static int
+make_room(struct req *r)
+{
+	size_t cap = (size_t)r->n_prompt + r->max_tokens;
+	uint32_t *pages = malloc(r->pages_max * sizeof *pages);
+	uint32_t *ids = realloc(r->ids.v, cap * sizeof *ids);
+
+	if (ids != NULL) {
+		r->ids.v = ids;
+		r->ids.cap = cap;
+	}
+	if (ids == NULL || pages == NULL) {
+		free(pages);
+		return -ENOMEM;
+	}
+	r->pages = pages;
+	return 0;
+}
+
+/* Lock held. wait[i] begins to run. */
+static void
+admit_one(struct dcpd_sched *s, uint32_t i)
+{
+	struct req *r = s->wait[i];
+	uint32_t k = s->n_run++;
+
+	memmove(s->wait + i, s->wait + i + 1,
+	    (s->n_wait - i - 1) * sizeof *s->wait);
+	s->n_wait--;
+	/* Prefill serves by priority, then arrival: keep that order. */
+	for (; k > 0; k--) {
+		const struct req *o = s->run[k - 1];
+
+		if (o->sub->p.priority > r->sub->p.priority ||
+		    (o->sub->p.priority == r->sub->p.priority &&
+		    o->seq < r->seq))
+			break;
+		s->run[k] = s->run[k - 1];
+	}
+	s->run[k] = r;
+	s->promised += r->pages_max;
+	r->state = R_PREFILL;
+	r->admitted = true;
+}
+
+/* What ipc must keep room for: its tokens, and the prompt if it is echoed. */
+static int
+reserve(struct req *r)
+{
+	uint32_t n = r->max_tokens;
+
+	if (r->sub->flags & DCP_ECHO)
+		n += r->n_prompt;
+	return dcpd_ipc_reserve(r->sub->client, r->sub->id, n,
+	    r->params.n_top);
+}
+
+void
+dcpd_sched_admit(struct dcpd_sched *s)
+{
+	const struct dcpd_engine *e = s->c.engine;
+	struct dcpd_err err;
+	uint32_t i = 0;
+	struct req *r;
+	int rc;
+
+	while (i < s->n_wait && s->n_run < e->max_running) {
+		r = s->wait[i];
+		if (r->pages_max > e->pages - s->promised)
+			break;
+		rc = reserve(r);
+		if (rc == -EDQUOT && quota_will_come(s, r)) {
+			i++;	/* its own uid's doing: others go on */
+			continue;
+		}
+		if (rc == 0)
+			rc = make_room(r);
+		if (rc == 0) {
+			pthread_mutex_lock(&s->lock);
+			admit_one(s, i);
+			pthread_mutex_unlock(&s->lock);
+			continue;
+		}
+		if (rc == -EDQUOT)
+			dcpd_fail(&err, rc, "an answer of %u tokens does not "
+			    "fit what user %u may have queued: read what has "
+			    "come, or lower max_tokens or top_logprobs",
+			    r->max_tokens, (unsigned)r->sub->uid);
+		else
+			dcpd_fail(&err, rc, "not admitted: %s", strerror(-rc));
+		refuse(s, r, &err);
+	}
+	dcpd_sched_flush_posts(s);
+}
+
+/* --- composing a pass -------------------------------------------------- */
+
+/*
+ * Whose output piles up sits out, until the text workers have caught up: so
+ * memory is bounded, and few tokens are computed beyond a stop string.
+ */
+static void
+mark_stalled(struct dcpd_sched *s)
+{
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < s->n_run; i++) {
+		struct req *r = s->run[i];
+
+		r->skip = r->box.n >= BOX_TOKENS_MAX ||
+		    r->box.n_top >= BOX_TOPS_MAX;
+		r->stalled = r->skip;
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* Pages for n more tokens; promised, so there. */
+static void
+take_pages(struct dcpd_sched *s, struct req *r, uint32_t n)
+{
+	uint32_t want = (uint32_t)dcpd_div_up(r->n_kv + n, DCPD_PAGE_TOKENS);
+	int rc;
+
+	DCPD_ASSERT(want <= r->pages_max);
+	if (want <= r->n_pages)
+		return;
+	pthread_mutex_lock(&s->lock);
+	rc = dcpd_pages_get(s->pages, want - r->n_pages, r->pages + r->n_pages);
+	DCPD_ASSERT(rc == 0);
+	r->n_pages = want;
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* The next token after the request's last row of this pass. */
+static int
+add_sample(struct dcpd_sched *s, struct req *r, uint32_t row)
+{
+	struct dcpk_adjust *adj;
+	struct dcpk_sample *sm, keep;
+
+	sm = dcpd_planb_sample(&s->plan, row, r->adj.n, &adj);
+	if (sm == NULL)
+		return -ENOMEM;
+	keep = *sm;
+	*sm = r->params;
+	sm->row = keep.row;
+	sm->adj0 = keep.adj0;
+	sm->adjs = keep.adjs;
+	sm->seed = r->seed;
+	sm->index = r->n_out;
+	s->plan.n_top += sm->n_top;
+	if (r->adj.n > 0)
+		memcpy(adj, r->adj.v, r->adj.n * sizeof *adj);
+	if (r->n_out < r->sub->p.min_tokens)
+		for (uint32_t i = 0; i < r->adj.n_ban; i++)
+			adj[r->adj.ban[i]].bias = -INFINITY;
+	return 0;
+}
+
+static bool
+scores_prompt(const struct req *r)
+{
+	return (r->sub->flags & DCP_ECHO) && (r->sub->flags & DCP_LOGPROBS);
+}
+
+/* Row i's logprob of the prompt token that follows it. */
+static int
+add_score(struct dcpd_sched *s, struct req *r, uint32_t i)
+{
+	struct dcpk_sample *sm = dcpd_planb_sample(&s->plan, i, 0, NULL);
+
+	if (sm == NULL)
+		return -ENOMEM;
+	sm->flags = DCPK_S_SCORE;
+	sm->given = r->ids.v[r->n_kv + i + 1];
+	sm->n_top = r->params.n_top;
+	s->plan.n_top += sm->n_top;
+	return 0;
+}
+
+/* n tokens of r into the pass. */
+static int
+add_rows(struct dcpd_sched *s, struct req *r, uint32_t n)
+{
+	int rc;
+
+	take_pages(s, r, n);
+	s->in_pass[s->plan.n_reqs] = r;
+	rc = dcpd_planb_req(&s->plan, r->pages, r->n_kv, r->ids.v + r->n_kv, n);
+	if (scores_prompt(r) && r->state == R_PREFILL)
+		for (uint32_t i = 0; i < n && rc == 0 &&
+		    r->n_kv + i + 1 < r->n_prompt; i++)
+			rc = add_score(s, r, i);
+	if (rc == 0 && r->n_kv + n == r->ids.n)
+		rc = add_sample(s, r, n - 1);
+	return rc;
+}
+
+/*
+ * Every running request's next token. If their top logprobs are too many for
+ * one pass, some sit out and come first in the next.
+ */
+static int
+compose_decode(struct dcpd_sched *s)
+{
+	uint32_t first_out = 0, from = s->turn < s->n_run ? s->turn : 0;
+	bool out = false;
+	int rc = 0;
+
+	for (uint32_t k = 0; k < s->n_run && rc == 0; k++) {
+		uint32_t i = (from + k) % s->n_run;
+		struct req *r = s->run[i];
+
+		if (r->state != R_DECODE || r->skip)
+			continue;
+		if (s->plan.n_reqs > 0 &&
+		    s->plan.n_top + r->params.n_top > PASS_TOPS_MAX) {
+			if (!out)
+				first_out = i;
+			out = true;
+			continue;
+		}
+		rc = add_rows(s, r, 1);
+	}
+	s->turn = first_out;
+	return rc;
+}
+
+/* How many rows of r the pass may still take for its top logprobs' sake. */
+static uint32_t
+rows_by_tops(const struct dcpd_sched *s, const struct req *r)
+{
+	uint64_t left = s->plan.n_top >= PASS_TOPS_MAX ? 0 :
+	    PASS_TOPS_MAX - s->plan.n_top;
+
+	if (r->params.n_top == 0)
+		return UINT32_MAX;
+	left /= r->params.n_top;
+	if (left == 0 && s->plan.n_reqs == 0)
+		left = 1;
+	if (scores_prompt(r))
+		return (uint32_t)left;
+	return left > 0 ? UINT32_MAX : 0;
+}
+
+/* Prompts in order, as much as the chunk holds. */
+static int
+compose_prefill(struct dcpd_sched *s)
+{
+	uint32_t left = s->c.engine->chunk;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < s->n_run && left > 0 && rc == 0; i++) {
+		struct req *r = s->run[i];
+		uint64_t n;
+
+		if (r->state != R_PREFILL || r->skip)
+			continue;
+		n = dcpd_min64(r->ids.n - r->n_kv, left);
+		n = dcpd_min64(n, rows_by_tops(s, r));
+		if (n == 0)
+			continue;
+		rc = add_rows(s, r, (uint32_t)n);
+		left -= (uint32_t)n;
+	}
+	return rc;
+}
+
+/* --- running it -------------------------------------------------------- */
+
+static int
+result_room(struct dcpd_sched *s)
+{
+	struct dcpk_result *r = &s->result;
+	void *p;
+
+	if (s->plan.n_samples > r->out_cap) {
+		p = realloc(r->out, s->plan.n_samples * sizeof *r->out);
+		if (p == NULL)
+			return -ENOMEM;
+		r->out = p;
+		r->out_cap = s->plan.n_samples;
+	}
+	if (s->plan.n_top > r->top_cap) {
+		p = realloc(r->top, s->plan.n_top * sizeof *r->top);
+		if (p == NULL)
+			return -ENOMEM;
+		r->top = p;
+		r->top_cap = (uint32_t)s->plan.n_top;
+	}
+	return 0;
+}
+
+/* Returns the predicted seconds of the way taken, 0 if nobody predicted. */
+static double
+choose_way(struct dcpd_sched *s, struct dcpk_plan *plan)
+{
+	const struct dcpd_engine *e = s->c.engine;
+	double sec[3] = { 0 };
+
+	plan->way = DCPK_WAY_KV;
+	if (plan->pass != DCPK_PREFILL || e->dcp == 1)
+		return 0;
+	if (e->predict != NULL)
+		e->predict(e->self, plan, sec);
+	if (s->c.way >= 0) {
+		plan->way = (uint32_t)s->c.way;
+	} else if (e->predict != NULL) {
+		for (uint32_t w = 0; w < 3; w++)
+			if (sec[w] < sec[plan->way])
+				plan->way = w;
+	}
+	return sec[plan->way];
+}
+
+static void
+count_way(struct dcpd_sched *s, uint32_t way, double predicted, double actual)
+{
+	if (way == DCPK_WAY_Q)
+		DCPD_COUNT(prefill_way_q, 1);
+	else if (way == DCPK_WAY_KV)
+		DCPD_COUNT(prefill_way_kv, 1);
+	else
+		DCPD_COUNT(prefill_way_a2a, 1);
+	pthread_mutex_lock(&s->lock);
+	s->way[way].passes++;
+	s->way[way].predicted += predicted;
+	s->way[way].seconds += actual;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void
+count_pass(struct dcpd_sched *s, const struct dcpk_plan *plan,
+    double predicted, uint64_t ns)
+{
+	if (plan->pass == DCPK_DECODE) {
+		DCPD_COUNT(decode_steps, 1);
+		DCPD_COUNT(decode_rows, plan->n_rows);
+		DCPD_COUNT(decode_ns, ns);
+		return;
+	}
+	DCPD_COUNT(prefill_passes, 1);
+	DCPD_COUNT(prefill_rows, plan->n_rows);
+	DCPD_COUNT(prefill_ns, ns);
+	if (s->c.engine->dcp > 1)
+		count_way(s, plan->way, predicted, (double)ns * 1e-9);
+}
+
+static void
+failed(struct dcpd_sched *s, const struct dcpd_err *why, int rc)
+{
+	struct dcpd_err err;
+
+	dcpd_fail(&err, -EIO, "engine %s failed in step %llu: %s",
+	    s->c.engine->name, (unsigned long long)s->step,
+	    why->text[0] != '\0' ? why->text : strerror(-rc));
+	dcpd_log(LOG_CRIT, "%s", err.text);
+	pthread_mutex_lock(&s->lock);
+	s->fail = err;
+	s->failed = true;
+	s->kick = true;		/* the sweep gives every request its ERROR */
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* --- results ----------------------------------------------------------- */
+
+/* Lock held. ECHO: the prompt goes out beside its prefill. */
+static int
+echo_prompt(struct req *r, uint32_t from, uint32_t to)
+{
+	struct out_token t = { .flags = OUT_PROMPT };
+	int rc = 0;
+
+	if (!(r->sub->flags & DCP_ECHO))
+		return 0;
+	if (scores_prompt(r)) {
+		/* Nothing stands before the first token: no logprob. */
+		t.flags |= OUT_LOGPROB;
+		t.logprob = NAN;
+		to = from == 0 ? 1 : from;
+	}
+	for (uint32_t i = from; i < to && rc == 0; i++) {
+		t.token = r->ids.v[i];
+		rc = dcpd_box_push(&r->box, &t, NULL);
+	}
+	if (to > from)
+		dcpd_req_wake_output(r);
+	return rc;
+}
+
+static bool
+is_in(const uint32_t *v, uint32_t n, uint32_t token)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (v[i] == token)
+			return true;
+	return false;
+}
+
+/* Lock held. One more token of the answer. */
+static int
+accept(struct req *r, const struct dcpk_logprob *out,
+    const struct dcpk_logprob *top, uint32_t n_top)
+{
+	const struct dcpd_engine *e = r->s->c.engine;
+	struct out_token t = { out->token, 0, out->logprob, n_top };
+	bool eos, stop;
+	int rc;
+
+	DCPD_ASSERT(r->ids.n < r->ids.cap);
+	r->ids.v[r->ids.n++] = out->token;
+	r->n_out++;
+	r->state = R_DECODE;
+	eos = !(r->sub->flags & DCP_IGNORE_EOS) &&
+	    is_in(e->eos, e->n_eos, out->token);
+	stop = is_in(r->sub->stop_ids, r->sub->p.n_stop_ids, out->token);
+	if (stop && !eos)
+		t.flags |= OUT_HIDDEN;
+	if (r->sub->flags & DCP_LOGPROBS)
+		t.flags |= OUT_LOGPROB;
+	rc = dcpd_box_push(&r->box, &t, top);
+	if (rc == 0 && r->penalties)
+		rc = dcpd_adjusts_count(&r->adj, out->token);
+	if (rc != 0)
+		return rc;
+	if (eos || stop)
+		dcpd_req_end(r, DCP_FINISH_STOP, NULL);
+	else if (r->n_out == r->max_tokens)
+		dcpd_req_end(r, DCP_FINISH_LENGTH, NULL);
+	else
+		dcpd_req_wake_output(r);
+	return 0;
+}
+
+/* Lock held. */
+static int
+take_result(struct dcpd_sched *s, struct req *r, const struct dcpk_sample *sm,
+    const struct dcpk_logprob *out, const struct dcpk_logprob *top)
+{
+	struct out_token t = {
+		sm->given, OUT_PROMPT | OUT_LOGPROB, out->logprob, sm->n_top };
+
+	if (!(sm->flags & DCPK_S_SCORE))
+		return accept(r, out, top, sm->n_top);
+	dcpd_req_wake_output(r);
+	return dcpd_box_push(&r->box, &t, top);
+}
+
+/* Rows that are in the cache now; then tokens, which may end requests. */
+static void
+take_results(struct dcpd_sched *s, const struct dcpk_plan *plan)
+{
+	const struct dcpd_err nomem = { -ENOMEM, "out of memory" };
+	const struct dcpk_sample *sm = DCPK_SAMPLES(plan);
+	const struct dcpk_req *q = DCPK_REQS(plan);
+	const struct dcpk_row *rows = DCPK_ROWS(plan);
+	const struct dcpk_logprob *top = s->result.top;
+	int rc;
+
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < plan->n_reqs; i++) {
+		struct req *r = s->in_pass[i];
+
+		rc = plan->pass == DCPK_PREFILL ?
+		    echo_prompt(r, r->n_kv, r->n_kv + q[i].rows) : 0;
+		r->n_kv += q[i].rows;
+		if (plan->pass == DCPK_PREFILL)
+			DCPD_COUNT(prompt_tokens, q[i].rows);
+		if (rc != 0)
+			dcpd_req_end(r, 0, &nomem);
+	}
+	for (uint32_t i = 0; i < plan->n_samples; i++) {
+		struct req *r = s->in_pass[rows[sm[i].row].req];
+
+		rc = r->state == R_ENDED ? 0 :
+		    take_result(s, r, &sm[i], &s->result.out[i], top);
+		if (sm[i].n_top > 0)
+			top += sm[i].n_top;
+		if (rc != 0)
+			dcpd_req_end(r, 0, &nomem);
+	}
+	pthread_mutex_unlock(&s->lock);
+	dcpd_sched_flush_posts(s);
+}
+
+/* --- the step ---------------------------------------------------------- */
+
+/* True: the pass ran, or failed for good. */
+static bool
+run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
+{
+	const struct dcpd_engine *e = s->c.engine;
+	struct dcpd_err err = { 0 };
+	struct dcpk_plan *plan;
+	double predicted;
+	uint64_t t0;
+	int rc;
+
+	dcpd_planb_clear(&s->plan);
+	rc = pass == DCPK_DECODE ? compose_decode(s) : compose_prefill(s);
+	if (rc == 0 && s->plan.n_reqs == 0)
+		return false;
+	plan = rc == 0 ? dcpd_planb_finish(&s->plan, pass, s->step) : NULL;
+	if (plan == NULL || result_room(s) != 0) {
+		dcpd_fail(&err, -ENOMEM, "out of memory for a plan");
+		failed(s, &err, -ENOMEM);
+		return true;
+	}
+	predicted = choose_way(s, plan);
+	t0 = dcpd_now_ns();
+	rc = e->step(e->self, plan, &s->result, &err);
+	if (rc != 0) {
+		failed(s, &err, rc);
+		return true;
+	}
+	count_pass(s, plan, predicted, dcpd_now_ns() - t0);
+	take_results(s, plan);
+	return true;
+}
+
+bool
+dcpd_sched_step(struct dcpd_sched *s)
+{
+	bool ran;
+
+	if (s->n_run == 0)
+		return false;
+	s->step++;
+	mark_stalled(s);
+	ran = run_pass(s, DCPK_DECODE);
+	if (!s->failed)
+		ran |= run_pass(s, DCPK_PREFILL);
+	if (ran)
+		DCPD_COUNT(steps, 1);
+	return ran;
+}
+
+/* free + cached + in use = pages; every page is in exactly one table. */
+int
+dcpd_sched_verify(struct dcpd_sched *s, struct dcpd_err *err)
+{
+	uint32_t held = 0, promised = 0;
+	int rc = dcpd_pages_check(s->pages, err);
+
+	for (uint32_t i = 0; i < s->n_run && rc == 0; i++) {
+		const struct req *r = s->run[i];
+
+		if (r->n_pages != dcpd_div_up(r->n_kv, DCPD_PAGE_TOKENS) ||
+		    r->n_pages > r->pages_max ||
+		    r->ids.n != (size_t)r->n_prompt + r->n_out ||
+		    r->n_kv > r->ids.n)
+			rc = dcpd_fail(err, -EUCLEAN, "request %llu: %u pages "
+			    "of at most %u hold %u of %zu tokens (%u + %u)",
+			    (unsigned long long)r->sub->id, r->n_pages,
+			    r->pages_max, r->n_kv, r->ids.n, r->n_prompt,
+			    r->n_out);
+		held += r->n_pages;
+		promised += r->pages_max;
+	}
+	if (rc == 0 && (held != dcpd_pages_n_used(s->pages) ||
+	    promised != s->promised || promised > s->c.engine->pages))
+		rc = dcpd_fail(err, -EUCLEAN, "requests hold %u pages and may "
+		    "grow to %u: the allocator says %u, admission %u of %u",
+		    held, promised, dcpd_pages_n_used(s->pages), s->promised,
+		    s->c.engine->pages);
+	return rc;
+}

@@ -1,0 +1,670 @@
+/* See sched_fake.h. Any thread; one lock for the events. */
+#include "config.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dcpd/sched/plan.h"
+#include "tests/unit/sched_fake.h"
+
+/* --- engine ------------------------------------------------------------ */
+
+static uint64_t
+mix(uint64_t a, uint64_t b)
+{
+	uint64_t h = a * 0x9e3779b97f4a7c15u ^ (b + 0x632be59bd9b4e019u);
+
+	h = (h ^ h >> 29) * 0xbf58476d1ce4e5b9u;
+	return h ^ h >> 32;
+}
+
+static uint32_t
+pick(uint64_t h, uint32_t vocab, const uint64_t *seed, uint32_t index)
+{
+	if (seed != NULL)
+		h = mix(h, mix(*seed, index));
+	return (uint32_t)(h % vocab);
+}
+
+static float
+lp_of(uint64_t h, uint32_t token)
+{
+	return -(float)(mix(h, token) % 1000) / 100;
+}
+
+static bool
+banned(const struct dcpk_adjust *a, uint32_t n, uint32_t token)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (a[i].token == token && a[i].bias == -INFINITY)
+			return true;
+	return false;
+}
+
+static void
+keep_pass(struct fk_engine *e, const struct dcpk_plan *p)
+{
+	const struct dcpk_req *q = DCPK_REQS(p);
+	struct fk_pass *l;
+
+	if (e->n_log == e->cap_log) {
+		e->cap_log = e->cap_log == 0 ? 256 : 2 * e->cap_log;
+		e->log = realloc(e->log, e->cap_log * sizeof *e->log);
+	}
+	l = &e->log[e->n_log++];
+	memset(l, 0, sizeof *l);
+	l->pass = p->pass;
+	l->way = p->way;
+	l->n_rows = p->n_rows;
+	l->n_reqs = p->n_reqs;
+	for (uint32_t i = 0; i < p->n_reqs && i < 64; i++) {
+		l->rows[i] = q[i].rows;
+		l->first[i] = DCPK_ROWS(p)[q[i].row0].token;
+	}
+}
+
+static void
+write_rows(struct fk_engine *e, const struct dcpk_plan *p)
+{
+	const struct dcpk_req *q = DCPK_REQS(p);
+	const struct dcpk_row *r = DCPK_ROWS(p);
+	const uint32_t *pages = DCPK_PAGES(p);
+
+	for (uint32_t i = 0; i < p->n_rows; i++, r++) {
+		const uint32_t *table = pages + q[r->req].page0;
+		uint64_t before = 1;
+
+		if (r->pos > 0)
+			before = e->pool[table[(r->pos - 1) / 64] * 64 +
+			    (r->pos - 1) % 64];
+		e->pool[r->page * 64 + r->pos % 64] = mix(before, r->token);
+	}
+}
+
+static void
+draw(struct fk_engine *e, const struct dcpk_plan *p, struct dcpk_result *res)
+{
+	const struct dcpk_sample *s = DCPK_SAMPLES(p);
+	const struct dcpk_row *rows = DCPK_ROWS(p);
+	const struct dcpk_adjust *adj = DCPK_ADJUSTS(p);
+	struct dcpk_logprob *top = res->top;
+
+	for (uint32_t i = 0; i < p->n_samples; i++, s++) {
+		const struct dcpk_row *r = &rows[s->row];
+		uint64_t h = e->pool[r->page * 64 + r->pos % 64];
+		uint32_t t = pick(h, e->e.vocab, s->flags & DCPK_S_GREEDY ?
+		    NULL : &s->seed, s->index);
+
+		while (banned(adj + s->adj0, s->adjs, t))
+			t = (t + 1) % e->e.vocab;
+		if (s->flags & DCPK_S_SCORE)
+			t = s->given;
+		else
+			e->last = *s;
+		res->out[i] = (struct dcpk_logprob){ t, lp_of(h, t) };
+		for (uint32_t k = 0; k < s->n_top; k++)
+			*top++ = (struct dcpk_logprob){
+				(t + k) % e->e.vocab,
+				lp_of(h, (t + k) % e->e.vocab) };
+		if (s->adjs > 0) {
+			e->adj = realloc(e->adj, s->adjs * sizeof *e->adj);
+			memcpy(e->adj, adj + s->adj0, s->adjs * sizeof *adj);
+			e->n_adj = s->adjs;
+		}
+	}
+}
+
+static int
+fk_step(void *self, const struct dcpk_plan *p, struct dcpk_result *res,
+    struct dcpd_err *err)
+{
+	struct fk_engine *e = self;
+	struct dcpd_plan_limits l = {
+		.vocab = e->e.vocab, .max_ctx = e->e.max_ctx,
+		.pages = e->e.pages, .max_reqs = e->e.max_running,
+		.max_rows = p->pass == DCPK_DECODE ? e->e.max_running :
+		    e->e.chunk,
+	};
+	uint64_t me;
+	int rc;
+
+	pthread_mutex_lock(&e->lock);
+	me = ++e->entered;
+	keep_pass(e, p);
+	pthread_cond_broadcast(&e->cv);
+	while (e->gated && e->allowed < me)
+		pthread_cond_wait(&e->cv, &e->lock);
+	pthread_mutex_unlock(&e->lock);
+	if (e->step_us > 0)
+		usleep(e->step_us);
+	if (e->fail_at != 0 && me >= e->fail_at)
+		return dcpd_fail(err, -EIO, "rank 3 is lost (injected)");
+	rc = dcpd_plan_check(p, &l, err);
+	if (rc != 0)
+		return rc;
+	write_rows(e, p);
+	draw(e, p, res);
+	return 0;
+}
+
+static void
+fk_predict(void *self, const struct dcpk_plan *p, double s[3])
+{
+	struct fk_engine *e = self;
+
+	memcpy(s, e->predict, sizeof e->predict);
+}
+
+void
+fk_engine_open(struct fk_engine *e, const struct fk_spec *sp)
+{
+	memset(e, 0, sizeof *e);
+	e->eos[0] = FK_EOS;
+	e->e = (struct dcpd_engine){
+		.name = "fake", .self = e, .step = fk_step,
+		.predict = sp->predict ? fk_predict : NULL,
+		.vocab = sp->vocab, .max_ctx = sp->max_ctx,
+		.pages = sp->pages, .dcp = sp->dcp, .world = sp->world,
+		.chunk = sp->chunk, .max_running = sp->max_running,
+		.eos = e->eos, .n_eos = 1,
+	};
+	e->pool = calloc((size_t)sp->pages * 64, sizeof *e->pool);
+	pthread_mutex_init(&e->lock, NULL);
+	pthread_cond_init(&e->cv, NULL);
+}
+
+void
+fk_engine_close(struct fk_engine *e)
+{
+	free(e->pool);
+	free(e->log);
+	free(e->adj);
+	pthread_cond_destroy(&e->cv);
+	pthread_mutex_destroy(&e->lock);
+}
+
+void
+fk_gate(struct fk_engine *e)
+{
+	pthread_mutex_lock(&e->lock);
+	e->gated = true;
+	e->allowed = e->entered;
+	pthread_mutex_unlock(&e->lock);
+}
+
+void
+fk_let(struct fk_engine *e, uint64_t passes)
+{
+	pthread_mutex_lock(&e->lock);
+	e->allowed += passes;
+	pthread_cond_broadcast(&e->cv);
+	pthread_mutex_unlock(&e->lock);
+}
+
+void
+fk_open_gate(struct fk_engine *e)
+{
+	pthread_mutex_lock(&e->lock);
+	e->gated = false;
+	pthread_cond_broadcast(&e->cv);
+	pthread_mutex_unlock(&e->lock);
+}
+
+static void
+after_ms(struct timespec *ts, int ms)
+{
+	clock_gettime(CLOCK_REALTIME, ts);
+	ts->tv_sec += ms / 1000;
+	ts->tv_nsec += ms % 1000 * 1000000l;
+	if (ts->tv_nsec >= 1000000000l) {
+		ts->tv_sec++;
+		ts->tv_nsec -= 1000000000l;
+	}
+}
+
+int
+fk_at_gate(struct fk_engine *e, int ms)
+{
+	struct timespec ts;
+	int rc = 0;
+
+	after_ms(&ts, ms);
+	pthread_mutex_lock(&e->lock);
+	while (e->entered <= e->allowed && rc == 0)
+		rc = pthread_cond_timedwait(&e->cv, &e->lock, &ts);
+	rc = e->entered > e->allowed ? 0 : -1;
+	pthread_mutex_unlock(&e->lock);
+	return rc;
+}
+
+uint64_t
+fk_passes(struct fk_engine *e)
+{
+	uint64_t n;
+
+	pthread_mutex_lock(&e->lock);
+	n = e->entered;
+	pthread_mutex_unlock(&e->lock);
+	return n;
+}
+
+void
+fk_expect(uint32_t vocab, const uint32_t *prompt, uint32_t n,
+    const uint64_t *seed, uint32_t ban, uint32_t *out, uint32_t n_out)
+{
+	uint64_t h = 1;
+
+	for (uint32_t i = 0; i < n; i++)
+		h = mix(h, prompt[i]);
+	for (uint32_t i = 0; i < n_out; i++) {
+		out[i] = pick(h, vocab, seed, i);
+		while (out[i] == ban)
+			out[i] = (out[i] + 1) % vocab;
+		h = mix(h, out[i]);
+	}
+}
+
+float
+fk_logprob(uint32_t vocab, const uint32_t *text, uint32_t n, uint32_t token)
+{
+	uint64_t h = 1;
+
+	(void)vocab;
+	for (uint32_t i = 0; i < n; i++)
+		h = mix(h, text[i]);
+	return lp_of(h, token);
+}
+
+/* --- clients and events: the ipc.h that the scheduler calls ------------ */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t cv = PTHREAD_COND_INITIALIZER;
+static struct fk_seen *seen;
+static struct dcpd_client *clients[256];
+static uint32_t n_clients;
+static uint64_t next_id = 1;
+static bool blocked;
+
+struct dcpd_client *
+fk_client(uint64_t id)
+{
+	struct dcpd_client *c = calloc(1, sizeof *c);
+
+	c->refs = 1;
+	c->id = id;
+	clients[n_clients++] = c;
+	return c;
+}
+
+struct dcpd_client *
+dcpd_client_ref(struct dcpd_client *c)
+{
+	pthread_mutex_lock(&lock);
+	c->refs++;
+	pthread_mutex_unlock(&lock);
+	return c;
+}
+
+void
+dcpd_client_unref(struct dcpd_client *c)
+{
+	pthread_mutex_lock(&lock);
+	DCPD_ASSERT(c->refs > 1);	/* the test's own is the last */
+	c->refs--;
+	pthread_mutex_unlock(&lock);
+}
+
+void
+dcpd_submit_free(struct dcpd_submit *s)
+{
+	for (uint32_t i = 0; i < s->p.n_stop; i++)
+		free(s->stop[i]);
+	free(s->stop);
+	free(s->stop_ids);
+	free(s->bias);
+	free(s->options);
+	free(s->data);
+	dcpd_client_unref(s->client);
+	free(s);
+}
+
+/* Lock held. */
+static struct fk_seen *
+find(uint64_t id)
+{
+	struct fk_seen *f = seen;
+
+	while (f != NULL && f->id != id)
+		f = f->next;
+	return f;
+}
+
+static void
+add_text(struct fk_seen *f, const struct dcp_event *ev)
+{
+	char **t = &f->text[ev->channel];
+	size_t n = *t == NULL ? 0 : strlen(*t);
+
+	if (ev->text_len == 0)
+		return;
+	*t = realloc(*t, n + ev->text_len + 1);
+	memcpy(*t + n, ev->text, ev->text_len);
+	(*t)[n + ev->text_len] = '\0';
+}
+
+static void
+add_tokens(struct fk_seen *f, const struct dcp_event *ev)
+{
+	bool prompt = ev->channel == DCP_CH_PROMPT;
+	uint32_t **ids = prompt ? &f->prompt : &f->tokens;
+	float **lps = prompt ? &f->prompt_lps : &f->lps;
+	uint32_t *n = prompt ? &f->n_prompt : &f->n;
+
+	DCPD_ASSERT(ev->n_logprobs == 0 || ev->n_logprobs == ev->n_tokens);
+	*ids = realloc(*ids, (*n + ev->n_tokens + 1) * sizeof **ids);
+	*lps = realloc(*lps, (*n + ev->n_tokens + 1) * sizeof **lps);
+	for (uint32_t i = 0; i < ev->n_tokens; i++, ++*n) {
+		(*ids)[*n] = ev->tokens[i];
+		(*lps)[*n] = 1;
+		if (ev->n_logprobs == 0)
+			continue;
+		DCPD_ASSERT(ev->logprobs[i].chosen.token == ev->tokens[i]);
+		(*lps)[*n] = ev->logprobs[i].chosen.logprob;
+		if (prompt || ev->logprobs[i].n_top == 0)
+			continue;
+		f->top = realloc(f->top, (f->n_top + ev->logprobs[i].n_top) *
+		    sizeof *f->top);
+		memcpy(f->top + f->n_top, ev->logprobs[i].top,
+		    ev->logprobs[i].n_top * sizeof *f->top);
+		f->n_top += ev->logprobs[i].n_top;
+	}
+}
+
+int
+dcpd_ipc_emit(struct dcpd_client *c, uint64_t id, const struct dcp_event *ev)
+{
+	struct fk_seen *f;
+
+	pthread_mutex_lock(&lock);
+	while (blocked)
+		pthread_cond_wait(&cv, &lock);
+	if (c->gone) {
+		pthread_mutex_unlock(&lock);
+		return -EPIPE;
+	}
+	f = find(id);
+	DCPD_ASSERT(f != NULL && f->client == c);
+	DCPD_ASSERT(ev->channel <= DCP_CH_PROMPT);
+	f->events++;
+	if (f->done)
+		f->after_end++;
+	if (f->t_first == 0)
+		f->t_first = dcpd_now_ns();
+	if (ev->type == DCP_EV_DELTA) {
+		f->deltas++;
+		add_text(f, ev);
+		add_tokens(f, ev);
+	} else {
+		c->reserved -= f->reserved;
+		f->reserved = 0;
+		f->t_done = dcpd_now_ns();
+		f->finish = ev->finish;
+		f->usage = ev->usage;
+		if (ev->type == DCP_EV_ERROR) {
+			f->error = ev->error;
+			snprintf(f->error_text, sizeof f->error_text, "%s",
+			    ev->text);
+		}
+		f->done = true;
+	}
+	pthread_cond_broadcast(&cv);
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+int
+dcpd_ipc_reserve(struct dcpd_client *c, uint64_t id, uint32_t max_tokens,
+    uint32_t top_logprobs)
+{
+	struct fk_seen *f;
+	int rc = 0;
+
+	pthread_mutex_lock(&lock);
+	if (c->gone)
+		rc = -EPIPE;
+	else if (c->quota != 0 && max_tokens > c->quota - c->reserved)
+		rc = -EDQUOT;
+	if (rc == 0) {
+		f = find(id);
+		DCPD_ASSERT(f != NULL && f->reserved == 0);
+		f->reserved = max_tokens;
+		c->reserved += max_tokens;
+	}
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+void
+fk_block_emit(bool on)
+{
+	pthread_mutex_lock(&lock);
+	blocked = on;
+	pthread_cond_broadcast(&cv);
+	pthread_mutex_unlock(&lock);
+}
+
+static void *
+copy(const void *v, size_t n)
+{
+	char *p = calloc(1, n + 1);
+
+	if (n > 0)
+		memcpy(p, v, n);
+	return p;
+}
+
+static struct dcpd_submit *
+make_submit(struct dcpd_client *c, const struct fk_req *q)
+{
+	struct dcpd_submit *s = calloc(1, sizeof *s);
+	uint32_t n = 0;
+
+	s->client = dcpd_client_ref(c);
+	s->uid = q->uid;
+	s->p = q->p;
+	s->input = q->text == NULL ? DCP_INPUT_TOKENS :
+	    q->chat ? DCP_INPUT_CHAT : DCP_INPUT_TEXT;
+	s->flags = q->flags;
+	s->p.input = s->input;
+	s->p.flags = q->flags;
+	s->p.max_tokens = q->max_tokens;
+	s->len = q->text != NULL ? strlen(q->text) : q->n * sizeof *q->ids;
+	s->data = copy(q->text != NULL ? (const void *)q->text : q->ids,
+	    s->len);
+	while (n < 4 && q->stop[n] != NULL)
+		n++;
+	s->p.n_stop = n;
+	s->stop = calloc(n + 1, sizeof *s->stop);
+	for (uint32_t i = 0; i < n; i++)
+		s->stop[i] = copy(q->stop[i], strlen(q->stop[i]));
+	s->p.n_stop_ids = q->n_stop_ids;
+	s->stop_ids = copy(q->stop_ids, sizeof q->stop_ids);
+	s->p.n_logit_bias = q->n_bias;
+	s->bias = copy(q->bias, sizeof q->bias);
+	if (q->options != NULL)
+		s->options = copy(q->options, strlen(q->options));
+	return s;
+}
+
+int
+fk_submit(struct dcpd_sched *sched, struct dcpd_client *c,
+    const struct fk_req *q, uint64_t *id, struct dcpd_err *err)
+{
+	struct dcpd_submit *s = make_submit(c, q);
+	struct fk_seen *f = calloc(1, sizeof *f);
+	struct dcpd_err e;
+	int rc;
+
+	pthread_mutex_lock(&lock);
+	s->id = f->id = next_id++;
+	f->client = c;
+	f->next = seen;
+	seen = f;
+	pthread_mutex_unlock(&lock);
+	*id = f->id;
+	rc = dcpd_sched_ipc_ops.submit(sched, s, err != NULL ? err : &e);
+	if (rc != 0)
+		dcpd_submit_free(s);
+	return rc;
+}
+
+const struct fk_seen *
+fk_wait(uint64_t id)
+{
+	struct timespec ts;
+	struct fk_seen *f;
+	int rc = 0;
+
+	after_ms(&ts, 30000);
+	pthread_mutex_lock(&lock);
+	f = find(id);
+	DCPD_ASSERT(f != NULL);
+	while (!f->done && rc == 0)
+		rc = pthread_cond_timedwait(&cv, &lock, &ts);
+	pthread_mutex_unlock(&lock);
+	DCPD_ASSERT(f->done);
+	return f;
+}
+
+struct fk_seen
+fk_look(uint64_t id)
+{
+	struct fk_seen f;
+
+	pthread_mutex_lock(&lock);
+	f = *find(id);
+	pthread_mutex_unlock(&lock);
+	return f;
+}
+
+int
+fk_wait_tokens(uint64_t id, uint32_t n, int ms)
+{
+	struct timespec ts;
+	struct fk_seen *f;
+	int rc = 0;
+
+	after_ms(&ts, ms);
+	pthread_mutex_lock(&lock);
+	f = find(id);
+	while (f->n < n && rc == 0)
+		rc = pthread_cond_timedwait(&cv, &lock, &ts);
+	rc = f->n >= n ? 0 : -1;
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+void
+fk_forget(void)
+{
+	struct fk_seen *f;
+
+	while ((f = seen) != NULL) {
+		seen = f->next;
+		for (unsigned i = 0; i < 5; i++)
+			free(f->text[i]);
+		free(f->tokens);
+		free(f->lps);
+		free(f->top);
+		free(f->prompt);
+		free(f->prompt_lps);
+		free(f);
+	}
+	while (n_clients > 0) {
+		/* Every request gave its reference back. */
+		DCPD_ASSERT(clients[n_clients - 1]->refs == 1);
+		free(clients[--n_clients]);
+	}
+}
+
+/* --- one of everything ------------------------------------------------- */
+
+void
+fk_start(struct fk *f, struct fk_spec sp, const struct dcpd_sched_config *cfg)
+{
+	struct dcpd_sched_config c = { 0 };
+	struct dcpd_err err = { 0 };
+
+	if (cfg != NULL)
+		c = *cfg;
+	sp.vocab = sp.vocab != 0 ? sp.vocab : 1000;
+	sp.max_ctx = sp.max_ctx != 0 ? sp.max_ctx : 4096;
+	sp.pages = sp.pages != 0 ? sp.pages : 256;
+	sp.dcp = sp.dcp != 0 ? sp.dcp : 1;
+	sp.world = sp.world != 0 ? sp.world : sp.dcp;
+	sp.chunk = sp.chunk != 0 ? sp.chunk : 512;
+	sp.max_running = sp.max_running != 0 ? sp.max_running : 8;
+	fk_engine_open(&f->e, &sp);
+	DCPD_ASSERT(dcpd_textpool_start(2, &f->pool, &err) == 0);
+	c.engine = &f->e.e;
+	c.pool = f->pool;
+	c.way = sp.way;
+	c.queue_max = sp.queue_max != 0 ? sp.queue_max : 1000;
+	c.max_requests_uid = sp.max_requests_uid;
+	c.check_steps = true;
+	if (dcpd_sched_start(&c, &f->s, &err) != 0) {
+		fprintf(stderr, "%s\n", err.text);
+		abort();
+	}
+	f->c = fk_client(1);
+}
+
+void
+fk_stop(struct fk *f)
+{
+	dcpd_sched_stop(f->s);
+	dcpd_textpool_stop(f->pool);
+	fk_engine_close(&f->e);
+	fk_forget();
+}
+
+int
+fk_idle(struct fk *f)
+{
+	for (int i = 0; i < 30000; i++) {
+		if (dcpd_sched_idle(f->s))
+			return 0;
+		usleep(1000);
+	}
+	return -1;
+}
+
+int64_t
+fk_status(struct fk *f, const char *key)
+{
+	json_t *o = dcpd_sched_status(f->s), *v;
+	int64_t n = -1;
+
+	v = json_object_get(o, key);
+	if (v == NULL)
+		v = json_object_get(json_object_get(o, "counters"), key);
+	if (v != NULL)
+		n = json_integer_value(v);
+	json_decref(o);
+	return n;
+}
+
+uint32_t *
+fk_prompt(uint32_t vocab, uint32_t n, uint32_t seed)
+{
+	uint32_t *v = malloc((n + 1) * sizeof *v);
+
+	for (uint32_t i = 0; i < n; i++)
+		v[i] = (uint32_t)(mix(seed, i) % vocab);
+	return v;
+}
