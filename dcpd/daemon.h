@@ -9,6 +9,7 @@
 #include "dcpd/admin/admin.h"
 #include "dcpd/admin/listen.h"
 #include "dcpd/config/options.h"
+#include "dcpd/model/engine.h"
 
 struct dcpd_daemon {
 	struct dcpd_options opt;
@@ -20,6 +21,7 @@ struct dcpd_daemon {
 	struct dcpd_tokenizer *tok;		/* NULL: token ids only */
 	enum dcpd_chat chat;
 	enum dcpd_parser parser;
+	struct dcpd_model_engine model;		/* unused by the null engine */
 	bool have_engine;
 	struct dcpd_engine engine;
 	struct dcpd_textpool *pool;

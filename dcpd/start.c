@@ -189,6 +189,17 @@ make_plan(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0 ||
 	    (rc = memory_budget(o, topo, in, err)) != 0)
 		return rc;
+	if ((rc = dcpd_memplan(in, plan, err)) != 0)
+		return rc;
+	if (o->max_context > plan->tokens)
+		return dcpd_fail(err, -ENOSPC, "--max-context %u: the pool "
+		    "holds %" PRIu64 " tokens; give more by "
+		    "--kv-bytes-per-rank or --mem-fraction-static, or a "
+		    "smaller --max-context", o->max_context, plan->tokens);
+	if (in->max_ctx <= plan->tokens)
+		return 0;
+	/* No request can be longer than the pool: a smaller workspace. */
+	in->max_ctx = (uint32_t)plan->tokens;
 	return dcpd_memplan(in, plan, err);
 }
 
@@ -255,11 +266,122 @@ start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
+/* Ids that may be sampled: those that the tokenizer knows. malloc'd, or NULL:
+ * all. A vocabulary is often padded beyond them. */
+static uint32_t *
+known_ids(const struct dcpd_daemon *d)
+{
+	uint32_t vocab = d->config.m.vocab, id, *mask;
+	const char *bytes;
+	bool special;
+	size_t len;
+
+	if (d->tok == NULL)
+		return NULL;
+	mask = calloc((vocab + 31) / 32, sizeof *mask);
+	for (id = 0; mask != NULL && id < vocab; id++)
+		if (dcpd_token_bytes(d->tok, id, &bytes, &len, &special) == 0)
+			mask[id / 32] |= 1u << id % 32;
+	return mask;
+}
+
+static int
+phase_open(struct dcpd_daemon *d, const struct dcpk_backend *b,
+    const struct dcpk_topo *topo, const struct dcpd_memplan_in *in,
+    const struct dcpd_memplan *plan, struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	uint32_t *ids = known_ids(d);
+	struct dcpk_setup s = {
+		.topo = *topo, .kv = in->kv, .idx = in->idx,
+		.pages = plan->pages, .max_rows = o->max_running,
+		.max_prefill = o->chunk, .max_reqs = o->max_running,
+		.max_ctx = in->max_ctx, .threads = o->cpu_threads,
+		.flags = DCPK_GUARD |
+		    (o->quantize_activations ? DCPK_QUANT_ACT : 0),
+		.token_ok = ids,
+	};
+	int rc;
+
+	phase(d, "open");
+	rc = dcpd_engine_open(&d->model, b, &d->config, &s, err);
+	free(ids);
+	if (rc != 0)
+		return rc;
+	dcpd_engine_make(&d->model, &d->engine);
+	d->have_engine = true;
+	phase_done(d, "%s, %u ranks, %u pages of 64 tokens each", b->name,
+	    topo->world, plan->pages);
+	return 0;
+}
+
+/* Bytes read so far: for status, and so that systemd goes on waiting. */
+static void
+load_tick(void *arg, uint64_t done, uint64_t total)
+{
+	struct dcpd_daemon *d = arg;
+	static double last;
+	double now = dcpd_now();
+
+	d->run.done = done;
+	d->run.total = total;
+	if (now - last < 1)
+		return;
+	last = now;
+	sd_notifyf(0, "STATUS=loading: weights, %.0f %%\n"
+	    "EXTEND_TIMEOUT_USEC=60000000", total == 0 ? 0 :
+	    100.0 * (double)done / (double)total);
+}
+
+static int
+phase_weights(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	struct dcpd_load_options lo = {
+		.format = d->opt.load_format, .seed = d->opt.random_seed,
+		.progress = isatty(STDERR_FILENO), .tick = load_tick,
+		.tick_arg = d,
+	};
+	char text[32];
+	int rc;
+
+	phase(d, "weights");
+	rc = dcpd_engine_load(&d->model, d->opt.model, &lo, err);
+	if (rc != 0)
+		return rc;
+	phase_done(d, "%s%s", dcpd_bytes(text, sizeof text, d->run.done),
+	    lo.format == DCPD_LOAD_DUMMY ? " of random numbers" : "");
+	return 0;
+}
+
+/* What was allocated, beside what was planned. */
+static int
+phase_ready(struct dcpd_daemon *d, const struct dcpk_backend *b,
+    const struct dcpd_memplan_in *in, const struct dcpd_memplan *plan,
+    struct dcpd_err *err)
+{
+	struct dcpk_bytes actual[DCPK_MAX_RANKS];
+	char *text, *line, *save;
+
+	phase(d, "ready");
+	memset(actual, 0, sizeof actual);
+	b->actual(d->model.ctx, actual);
+	text = dcpd_memplan_text(in, plan, actual);
+	if (text == NULL)
+		return dcpd_fail(err, -ENOMEM, "out of memory");
+	for (line = strtok_r(text, "\n", &save); line != NULL;
+	    line = strtok_r(NULL, "\n", &save))
+		dcpd_log(LOG_INFO, "%s", line);
+	free(text);
+	tell(d, "plan", dcpd_memplan_json(in, plan, actual));
+	phase_done(d, "planned and allocated memory as above");
+	return 0;
+}
+
 static int
 start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 {
+	const struct dcpk_backend *b = NULL;
 	struct dcpd_memplan_in in;
-	const struct dcpk_backend *b;
 	struct dcpd_memplan plan;
 	struct dcpk_topo topo;
 	int rc;
@@ -268,8 +390,12 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 	if ((rc = dcpd_device(d->opt.device, &b, err)) != 0 ||
 	    (rc = make_plan(d, &topo, &in, &plan, err)) != 0)
 		return rc;
-	phase_done(d, "%u pages", plan.pages);
-	return dcpd_fail(err, -ENOSYS, "--engine model: under construction");
+	phase_done(d, "%" PRIu64 " tokens of KV, %" PRIu64 " at --dcp-size 1",
+	    plan.tokens, plan.tokens_tp);
+	if ((rc = phase_open(d, b, &topo, &in, &plan, err)) != 0 ||
+	    (rc = phase_weights(d, err)) != 0)
+		return rc;
+	return phase_ready(d, b, &in, &plan, err);
 }
 
 static int

@@ -6,32 +6,40 @@
 
 #include "dcpd/config/options.h"
 
-/* Edits (insert, delete, replace) from a to b; names are short. */
+#define NAME_MAX_LEN 60
+
+static unsigned
+least(unsigned a, unsigned b)
+{
+	return a < b ? a : b;
+}
+
+/* Edits from a to b: insert, delete, replace, swap neighbours. */
 static unsigned
 distance(const char *a, const char *b)
 {
-	unsigned row[64], left, up, i, j;
-	size_t n = strlen(b);
+	unsigned d[3][NAME_MAX_LEN + 1], *up2, *up, *row, i, j, v;
+	size_t m = strlen(a), n = strlen(b);
 
-	if (strlen(a) > 60 || n > 60)
+	if (m > NAME_MAX_LEN || n > NAME_MAX_LEN)
 		return 100;
 	for (j = 0; j <= n; j++)
-		row[j] = j;
-	for (i = 1; a[i - 1] != '\0'; i++) {
-		left = row[0];		/* row[j-1] of the line above */
+		d[0][j] = j;
+	for (i = 1; i <= m; i++) {
+		row = d[i % 3];
+		up = d[(i + 2) % 3];
+		up2 = d[(i + 1) % 3];
 		row[0] = i;
 		for (j = 1; j <= n; j++) {
-			up = row[j];
-			left += a[i - 1] != b[j - 1];
-			if (up + 1 < left)
-				left = up + 1;
-			if (row[j - 1] + 1 < left)
-				left = row[j - 1] + 1;
-			row[j] = left;
-			left = up;
+			v = up[j - 1] + (a[i - 1] != b[j - 1]);
+			v = least(v, least(up[j], row[j - 1]) + 1);
+			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] &&
+			    a[i - 2] == b[j - 1])
+				v = least(v, up2[j - 2] + 1);
+			row[j] = v;
 		}
 	}
-	return row[n];
+	return d[m % 3][n];
 }
 
 /* The name itself or the alias nearest to it. */
@@ -54,17 +62,17 @@ const char *
 dcpd_flag_near(const char *name, char *buf, size_t cap)
 {
 	const struct dcpd_flag_def *d, *best = NULL;
-	unsigned least = 100, n;
+	unsigned nearest = 100, n;
 
 	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
 		n = d->name == NULL ? 100 : flag_distance(d, name);
-		if (n < least) {
-			least = n;
+		if (n < nearest) {
+			nearest = n;
 			best = d;
 		}
 	}
 	buf[0] = '\0';
-	if (best != NULL && least <= 1 + strlen(name) / 4)
+	if (best != NULL && nearest <= 1 + strlen(name) / 4)
 		snprintf(buf, cap, "; did you mean --%s?", best->name);
 	return buf;
 }
@@ -102,26 +110,21 @@ argument(const struct dcpd_flag_def *d, char *buf, size_t cap)
 	}
 }
 
-/* Text broken at spaces so that it fits between columns `in` and 79. */
+/* Text from column `at`, broken at spaces so that it keeps within 79; further
+ * lines begin at column `in`. */
 static void
 wrapped(FILE *f, const char *s, int at, int in)
 {
-	size_t n;
+	int n;
 
 	while (*s != '\0') {
-		n = strcspn(s, " ");
-		if (at + (int)n > 79 && at > in) {
+		n = (int)strcspn(s, " ");
+		if (at > in && at + 1 + n > 79) {
 			fprintf(f, "\n%*s", in, "");
 			at = in;
 		}
-		fprintf(f, "%.*s", (int)n, s);
-		at += (int)n;
-		s += n;
-		if (*s == ' ') {
-			s++;
-			fputc(' ', f);
-			at++;
-		}
+		at += fprintf(f, "%s%.*s", at > in ? " " : "", n, s);
+		s += n + (s[n] == ' ');
 	}
 	fputc('\n', f);
 }
@@ -159,10 +162,10 @@ dcpd_flags_help(FILE *f)
 		describe(d, text, sizeof text);
 		n = fprintf(f, "  --%s%s%s", d->name, arg[0] != '\0' ? " " : "",
 		    arg);
-		n += fprintf(f, "%*s", n < 30 ? 30 - n : 2, "");
-		if (n > 40)
-			n = fprintf(f, "\n%30s", "") - 1;
-		wrapped(f, text, n, 30);
+		if (n > 28)
+			n = fprintf(f, "\n") - 1;
+		fprintf(f, "%*s", 30 - n, "");
+		wrapped(f, text, 30, 30);
 	}
 	fprintf(f, "\nExit code: 0 ended as asked, 1 failed, 78 the "
 	    "configuration is wrong (the last line says\nwhat and where). "

@@ -1,0 +1,409 @@
+/* The admin socket's client, and the commands that are one question to it. */
+#include "config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dcpctl/ctl.h"
+
+#define ANSWER_MAX (64u << 20)	/* bytes of one answer */
+#define WAIT_S 30		/* for an answer; check waits for a step */
+
+const char *
+ctl_socket(void)
+{
+	const char *env = getenv("DCPD_SOCKET");
+
+	return ctl.socket != NULL ? ctl.socket : env != NULL ? env :
+	    "/run/dcpd/dcpd.sock";
+}
+
+static int
+admin_connect(bool quiet, int *out)
+{
+	struct sockaddr_un sa = { .sun_family = AF_UNIX };
+	struct timeval tv = { .tv_sec = WAIT_S };
+	int fd, n, e;
+
+	if (ctl.admin_socket != NULL)
+		n = snprintf(sa.sun_path, sizeof sa.sun_path, "%s",
+		    ctl.admin_socket);
+	else
+		n = snprintf(sa.sun_path, sizeof sa.sun_path, "%s.admin",
+		    ctl_socket());
+	if ((size_t)n >= sizeof sa.sun_path)
+		return ctl_fail(CTL_USAGE, "--socket: longer than %zu bytes",
+		    sizeof sa.sun_path - 1);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return ctl_fail(CTL_FAILED, "socket: %s", strerror(errno));
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv);
+	if (connect(fd, (struct sockaddr *)&sa, sizeof sa) == 0) {
+		*out = fd;
+		return CTL_OK;
+	}
+	e = errno;
+	close(fd);
+	if (quiet)
+		return CTL_NOT_RUNNING;
+	if (e == EACCES || e == EPERM)
+		return ctl_fail(CTL_FAILED, "%s: %s; ask as the daemon's user "
+		    "or root", sa.sun_path, strerror(e));
+	return ctl_fail(CTL_NOT_RUNNING, "dcpd is not running: %s: %s; start "
+	    "it (dcpd --model DIR), or name its socket by --socket",
+	    sa.sun_path, strerror(e));
+}
+
+static int
+send_line(int fd, json_t *request)
+{
+	char *text = json_dumps(request, JSON_COMPACT);
+	size_t n, off = 0;
+	ssize_t w = 0;
+
+	json_decref(request);
+	if (text == NULL)
+		return -ENOMEM;
+	n = strlen(text);
+	text[n++] = '\n';	/* in the place of the NUL */
+	while (off < n && (w = send(fd, text + off, n - off,
+	    MSG_NOSIGNAL)) > 0)
+		off += (size_t)w;
+	free(text);
+	return off == n ? 0 : -errno;
+}
+
+/* One line, without its end; malloc'd. */
+static int
+read_line(int fd, char **out, size_t *len)
+{
+	size_t n = 0, cap = 1 << 16;
+	char *buf = malloc(cap), *more;
+	ssize_t r;
+
+	while (buf != NULL && n < ANSWER_MAX) {
+		if (n == cap) {
+			more = realloc(buf, cap *= 2);
+			if (more == NULL)
+				break;
+			buf = more;
+		}
+		r = recv(fd, buf + n, cap - n, 0);
+		if (r <= 0) {
+			int rc = r == 0 ? -EPIPE : -errno;
+
+			free(buf);
+			return rc;
+		}
+		n += (size_t)r;
+		if (buf[n - 1] == '\n') {
+			*out = buf;
+			*len = n - 1;
+			return 0;
+		}
+	}
+	free(buf);
+	return -ENOMEM;
+}
+
+int
+ctl_admin(json_t *request, bool quiet, json_t **result)
+{
+	json_t *answer;
+	char *line = NULL;
+	size_t len = 0;
+	int fd = -1, rc;
+
+	rc = admin_connect(quiet, &fd);
+	if (rc != CTL_OK) {
+		json_decref(request);
+		return rc;
+	}
+	rc = send_line(fd, request);
+	if (rc == 0)
+		rc = read_line(fd, &line, &len);
+	close(fd);
+	if (rc != 0)
+		return quiet ? CTL_FAILED : ctl_fail(CTL_FAILED, "no answer "
+		    "from the daemon: %s", rc == -EAGAIN ? "none in time; a "
+		    "step may hang, see dcpctl status" : strerror(-rc));
+	answer = json_loadb(line, len, 0, NULL);
+	free(line);
+	if (json_is_true(json_object_get(answer, "ok"))) {
+		*result = json_incref(json_object_get(answer, "result"));
+		json_decref(answer);
+		return CTL_OK;
+	}
+	if (!quiet)
+		ctl_fail(CTL_FAILED, "%s", answer == NULL ? "the daemon's "
+		    "answer is no JSON; is it of another version?" :
+		    json_string_value(json_object_get(answer, "error")));
+	json_decref(answer);
+	return CTL_FAILED;
+}
+
+static long long
+integer(const json_t *o, const char *key)
+{
+	return (long long)json_integer_value(json_object_get(o, key));
+}
+
+static double
+number(const json_t *o, const char *key)
+{
+	return json_number_value(json_object_get(o, key));
+}
+
+static const char *
+string(const json_t *o, const char *key)
+{
+	const char *s = json_string_value(json_object_get(o, key));
+
+	return s != NULL ? s : "-";
+}
+
+void
+ctl_print_ranks(const json_t *status)
+{
+	const json_t *ranks = json_object_get(status, "ranks"), *r;
+	size_t i;
+
+	if (json_array_size(ranks) > 0)
+		printf("rank  dcp rank  tokens  pages used  of\n");
+	json_array_foreach(ranks, i, r)
+		printf("%4lld  %8lld  %6lld  %10lld  %lld\n",
+		    integer(r, "rank"), integer(r, "dcp_rank"),
+		    integer(r, "tokens"), integer(r, "pages_used"),
+		    integer(r, "pages_total"));
+}
+
+/* Scalars as "key value" lines, in the daemon's order. */
+static void
+print_scalars(const json_t *o)
+{
+	const char *key;
+	json_t *v;
+
+	json_object_foreach((json_t *)o, key, v) {
+		if (json_is_string(v))
+			printf("%-20s %s\n", key, json_string_value(v));
+		else if (json_is_integer(v))
+			printf("%-20s %" JSON_INTEGER_FORMAT "\n", key,
+			    json_integer_value(v));
+		else if (json_is_real(v))
+			printf("%-20s %.6g\n", key, json_real_value(v));
+		else if (json_is_boolean(v))
+			printf("%-20s %s\n", key, json_is_true(v) ? "yes" :
+			    "no");
+	}
+}
+
+static void
+print_status(const json_t *s)
+{
+	const json_t *p, *phases = json_object_get(s, "phases");
+	size_t i;
+
+	print_scalars(s);
+	json_array_foreach(phases, i, p)
+		printf("%s %s %.3f s", i == 0 ? "phases              " : ",",
+		    string(p, "name"), number(p, "seconds"));
+	printf("\n\n");
+	ctl_print_ranks(s);
+}
+
+static const struct ctl_opt none[] = { { .name = NULL } };
+
+/* Parse (no options of its own), ask, and hand over the result. */
+static int
+ask(int argc, char **argv, const char *usage, json_t **result)
+{
+	int rc = ctl_parse(argc, argv, none, usage, NULL);
+
+	return rc != 0 ? rc :
+	    ctl_admin(json_pack("{s:s}", "cmd", argv[0]), false, result);
+}
+
+int
+ctl_status(int argc, char **argv)
+{
+	json_t *s = NULL;
+	bool ready;
+	int rc = ask(argc, argv, "status [-j]", &s);
+
+	if (rc != 0)
+		return rc > 0 ? rc : CTL_OK;
+	ready = json_is_true(json_object_get(s, "ready"));
+	if (ctl.json) {
+		ctl_print_json(s);
+	} else {
+		print_status(s);
+		json_decref(s);
+	}
+	return ready ? CTL_OK : CTL_DEGRADED;
+}
+
+int
+ctl_requests(int argc, char **argv)
+{
+	json_t *a = NULL, *r;
+	size_t i;
+	int rc = ask(argc, argv, "requests [-j]", &a);
+
+	if (rc != 0)
+		return rc > 0 ? rc : CTL_OK;
+	if (ctl.json) {
+		ctl_print_json(a);
+		return CTL_OK;
+	}
+	printf("%8s %6s %-10s %8s %9s %9s %6s %8s\n", "id", "uid", "state",
+	    "prompt", "prefilled", "generated", "pages", "age s");
+	json_array_foreach(a, i, r)
+		printf("%8lld %6lld %-10s %8lld %9lld %9lld %6lld %8.1f\n",
+		    integer(r, "id"), integer(r, "uid"), string(r, "state"),
+		    integer(r, "prompt"), integer(r, "prefilled"),
+		    integer(r, "generated"), integer(r, "pages"),
+		    number(r, "age"));
+	json_decref(a);
+	return CTL_OK;
+}
+
+int
+ctl_clients(int argc, char **argv)
+{
+	json_t *a = NULL, *r;
+	size_t i;
+	int rc = ask(argc, argv, "clients [-j]", &a);
+
+	if (rc != 0)
+		return rc > 0 ? rc : CTL_OK;
+	if (ctl.json) {
+		ctl_print_json(a);
+		return CTL_OK;
+	}
+	printf("%8s %8s %6s %9s %12s %8s\n", "id", "pid", "uid", "requests",
+	    "queued bytes", "age s");
+	json_array_foreach(a, i, r)
+		printf("%8lld %8lld %6lld %9lld %12lld %8.1f\n",
+		    integer(r, "id"), integer(r, "pid"), integer(r, "uid"),
+		    integer(r, "requests"), integer(r, "queued_bytes"),
+		    number(r, "age"));
+	json_decref(a);
+	return CTL_OK;
+}
+
+int
+ctl_cancel(int argc, char **argv)
+{
+	struct ctl_list ids = { NULL, 0 };
+	unsigned long long id;
+	json_t *r;
+	char *end;
+	int rc;
+
+	rc = ctl_parse(argc, argv, none, "cancel ID...", &ids);
+	if (rc == 0 && ids.n == 0)
+		rc = ctl_fail(CTL_USAGE, "cancel: give the id of a request; "
+		    "see dcpctl requests");
+	for (uint32_t i = 0; rc == 0 && i < ids.n; i++) {
+		id = strtoull(ids.v[i], &end, 10);
+		if (*end != '\0' || end == ids.v[i]) {
+			rc = ctl_fail(CTL_USAGE, "cancel: %s is no id; see "
+			    "dcpctl requests", ids.v[i]);
+			break;
+		}
+		r = NULL;
+		rc = ctl_admin(json_pack("{s:s,s:I}", "cmd", "cancel", "id",
+		    (json_int_t)id), false, &r);
+		json_decref(r);
+	}
+	free(ids.v);
+	if (rc == 0 && ctl.json)
+		ctl_print_json(json_pack("{s:b}", "ok", 1));
+	return rc > 0 ? rc : CTL_OK;
+}
+
+static int
+simple(int argc, char **argv, const char *usage, const char *said)
+{
+	json_t *r = NULL;
+	int rc = ask(argc, argv, usage, &r);
+
+	if (rc == 0 && ctl.json)
+		ctl_print_json(json_incref(r));
+	else if (rc == 0)
+		printf("%s\n", said);
+	json_decref(r);
+	return rc > 0 ? rc : CTL_OK;
+}
+
+int
+ctl_drain(int argc, char **argv)
+{
+	bool wait = false;
+	const struct ctl_opt opts[] = {
+		{ "wait", 'w', CTL_FLAG, &wait, NULL,
+		  "until no request is left", NULL },
+		{ .name = NULL },
+	};
+	struct timespec pause = { .tv_nsec = 100000000 };
+	json_t *r = NULL;
+	bool idle;
+	int rc;
+
+	rc = ctl_parse(argc, argv, opts, "drain [--wait]", NULL);
+	if (rc != 0)
+		return rc > 0 ? rc : CTL_OK;
+	rc = ctl_admin(json_pack("{s:s}", "cmd", "drain"), false, &r);
+	idle = json_is_true(json_object_get(r, "idle"));
+	while (rc == CTL_OK && wait && !idle) {
+		nanosleep(&pause, NULL);
+		json_decref(r);
+		r = NULL;
+		rc = ctl_admin(json_pack("{s:s}", "cmd", "idle"), false, &r);
+		idle = json_is_true(json_object_get(r, "idle"));
+	}
+	if (rc == CTL_OK && ctl.json)
+		ctl_print_json(json_incref(r));
+	else if (rc == CTL_OK)
+		printf("draining, %s\n", idle ? "idle" : "requests run on");
+	json_decref(r);
+	return rc;
+}
+
+int
+ctl_resume(int argc, char **argv)
+{
+	return simple(argc, argv, "resume", "requests are accepted again");
+}
+
+int
+ctl_check(int argc, char **argv)
+{
+	return simple(argc, argv, "check [-j]", "ok: the invariants hold");
+}
+
+int
+ctl_config(int argc, char **argv)
+{
+	json_t *c = NULL;
+	int rc = ask(argc, argv, "config [-j]", &c);
+
+	if (rc != 0)
+		return rc > 0 ? rc : CTL_OK;
+	if (ctl.json) {
+		ctl_print_json(c);
+		return CTL_OK;
+	}
+	print_scalars(c);
+	json_decref(c);
+	return CTL_OK;
+}

@@ -1,0 +1,347 @@
+/*
+ * dcpctl bench: drives a running daemon through the ring. decode: N streams
+ * at once, after a prompt of L tokens each; prefill: prompts of L tokens, one
+ * new token each. Token ids are random, from a seed. Times of a step are the
+ * daemon's own, from its counters before and after.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "dcpctl/ctl.h"
+
+struct stream {
+	double sent, first, last;	/* s */
+	uint32_t tokens;
+	bool done;
+};
+
+struct bench {
+	uint32_t streams, prompt, tokens, vocab;
+	uint64_t seed;
+	struct dcp *dcp;
+	struct stream *s;
+	double *gaps;			/* between tokens of a stream, s */
+	size_t n_gaps;
+};
+
+static double
+now(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
+}
+
+/* splitmix64: next random number of a state */
+static uint64_t
+draw(uint64_t *state)
+{
+	uint64_t z = *state += 0x9e3779b97f4a7c15u;
+
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+	return z ^ z >> 31;
+}
+
+static int
+by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double
+quantile(double *v, size_t n, double q)
+{
+	if (n == 0)
+		return 0;
+	qsort(v, n, sizeof *v, by_value);
+	return v[(size_t)(q * (double)(n - 1) + 0.5)];
+}
+
+static int
+submit_all(struct bench *b)
+{
+	uint32_t *ids = malloc(b->prompt * sizeof *ids);
+	struct dcp_request r = {
+		.size = sizeof r, .input = DCP_INPUT_TOKENS,
+		.flags = DCP_IGNORE_EOS | DCP_TEMPERATURE,
+		.max_tokens = b->tokens, .data = ids,
+		.len = b->prompt * sizeof *ids,
+	};
+	uint64_t state = b->seed, id;
+	int rc = 0;
+
+	if (ids == NULL)
+		return ctl_fail(CTL_FAILED, "out of memory");
+	for (uint32_t i = 0; i < b->streams && rc == 0; i++) {
+		for (uint32_t k = 0; k < b->prompt; k++)
+			ids[k] = (uint32_t)(draw(&state) % b->vocab);
+		r.user_data = i;
+		b->s[i].sent = now();
+		rc = dcp_submit(b->dcp, &r, &id);
+	}
+	free(ids);
+	return rc == 0 ? CTL_OK : ctl_fail(CTL_FAILED, "submit: %s",
+	    dcp_error_text()[0] != '\0' ? dcp_error_text() : strerror(-rc));
+}
+
+static int
+collect(struct bench *b)
+{
+	const struct dcp_event *ev;
+	uint32_t left = b->streams;
+	struct stream *s;
+	double t;
+	int rc;
+
+	while (left > 0) {
+		rc = dcp_next(b->dcp, -1, &ev);
+		if (rc != 0)
+			return ctl_fail(CTL_FAILED, "%s", strerror(-rc));
+		t = now();
+		s = &b->s[ev->user_data];
+		if (ev->type == DCP_EV_ERROR) {
+			rc = ctl_fail(CTL_FAILED, "%.*s", (int)ev->text_len,
+			    ev->text);
+			dcp_event_release(b->dcp, ev);
+			return rc;
+		}
+		if (ev->n_tokens > 0) {
+			if (s->tokens == 0)
+				s->first = t;
+			else
+				b->gaps[b->n_gaps++] = (t - s->last) /
+				    ev->n_tokens;
+			s->last = t;
+			s->tokens += ev->n_tokens;
+		}
+		left -= ev->type == DCP_EV_DONE;
+		dcp_event_release(b->dcp, ev);
+	}
+	return CTL_OK;
+}
+
+/* A counter's growth between two status objects; -1: not known. */
+static double
+grown(const json_t *before, const json_t *after, const char *name)
+{
+	const json_t *a = json_object_get(before, name);
+	const json_t *z = json_object_get(after, name);
+
+	if (a == NULL || z == NULL)
+		return -1;
+	return (double)(json_integer_value(z) - json_integer_value(a));
+}
+
+static void
+set_ms(json_t *o, const char *key, double ns, double n)
+{
+	if (ns >= 0 && n > 0)
+		json_object_set_new(o, key, json_real(ns / n * 1e-6));
+}
+
+static json_t *
+result(struct bench *b, const json_t *before, const json_t *after,
+    const char *what)
+{
+	double *ttft = malloc(b->streams * sizeof *ttft);
+	double t0 = b->s[0].sent, first = 0, last = 0, n = 0;
+	json_t *o;
+
+	for (uint32_t i = 0; i < b->streams && ttft != NULL; i++) {
+		ttft[i] = b->s[i].first - b->s[i].sent;
+		first = b->s[i].first > first ? b->s[i].first : first;
+		last = b->s[i].last > last ? b->s[i].last : last;
+		n += b->s[i].tokens;
+	}
+	if (ttft == NULL)
+		return NULL;
+	o = json_pack("{s:s,s:i,s:i,s:i,s:f,s:f,s:f}", "bench", what,
+	    "streams", b->streams, "prompt_tokens", b->prompt,
+	    "output_tokens", (int)n, "seconds", last - t0,
+	    "ttft_p50_ms", quantile(ttft, b->streams, .5) * 1e3,
+	    "ttft_p99_ms", quantile(ttft, b->streams, .99) * 1e3);
+	json_object_set_new(o, "prefill_tok_s", json_real(
+	    (double)b->streams * b->prompt / (first - t0)));
+	if (b->n_gaps > 0) {
+		json_object_set_new(o, "output_tok_s",
+		    json_real((n - b->streams) / (last - first > 0 ?
+		    last - first : last - t0)));
+		json_object_set_new(o, "token_gap_p50_ms",
+		    json_real(quantile(b->gaps, b->n_gaps, .5) * 1e3));
+		json_object_set_new(o, "token_gap_p99_ms",
+		    json_real(quantile(b->gaps, b->n_gaps, .99) * 1e3));
+	}
+	set_ms(o, "decode_pass_ms", grown(before, after, "decode_ns"),
+	    grown(before, after, "decode_steps"));
+	set_ms(o, "prefill_pass_ms", grown(before, after, "prefill_ns"),
+	    grown(before, after, "prefill_passes"));
+	free(ttft);
+	return o;
+}
+
+static void
+print_result(const json_t *o)
+{
+	const char *key;
+	json_t *v;
+
+	json_object_foreach((json_t *)o, key, v) {
+		if (json_is_string(v))
+			printf("%-20s %s\n", key, json_string_value(v));
+		else if (json_is_integer(v))
+			printf("%-20s %lld\n", key,
+			    (long long)json_integer_value(v));
+		else
+			printf("%-20s %.4g\n", key, json_real_value(v));
+	}
+}
+
+/* The vocabulary's size, from the daemon, unless it was given. */
+static int
+ask_vocab(struct bench *b)
+{
+	char *text = NULL;
+	json_t *info;
+	int rc;
+
+	if (b->vocab > 0)
+		return CTL_OK;
+	rc = dcp_server_info(b->dcp, &text);
+	info = rc == 0 ? json_loads(text, 0, NULL) : NULL;
+	b->vocab = (uint32_t)json_integer_value(json_object_get(info,
+	    "vocab"));
+	json_decref(info);
+	free(text);
+	return b->vocab > 0 ? CTL_OK : ctl_fail(CTL_FAILED, "the daemon does "
+	    "not say how large its vocabulary is; give --vocab");
+}
+
+static json_t *
+status(void)
+{
+	json_t *s = NULL;
+
+	ctl_admin(json_pack("{s:s}", "cmd", "status"), true, &s);
+	return s;
+}
+
+static int
+run(struct bench *b, const char *what)
+{
+	json_t *before = NULL, *after = NULL, *o;
+	int rc;
+
+	b->s = calloc(b->streams, sizeof *b->s);
+	b->gaps = malloc(((size_t)b->streams * b->tokens + 1) *
+	    sizeof *b->gaps);
+	if (b->s == NULL || b->gaps == NULL)
+		return ctl_fail(CTL_FAILED, "out of memory");
+	rc = ctl_connect(&b->dcp);
+	if (rc == CTL_OK)
+		rc = ask_vocab(b);
+	before = status();
+	if (rc == CTL_OK)
+		rc = submit_all(b);
+	if (rc == CTL_OK)
+		rc = collect(b);
+	after = status();
+	if (rc == CTL_OK) {
+		o = result(b, before, after, what);
+		if (ctl.json)
+			ctl_print_json(json_incref(o));
+		else
+			print_result(o);
+		json_decref(o);
+	}
+	json_decref(before);
+	json_decref(after);
+	return rc;
+}
+
+static int
+driven(int argc, char **argv, bool decode)
+{
+	struct bench b = {
+		.streams = 1, .prompt = decode ? 64 : 4096,
+		.tokens = decode ? 128 : 1, .seed = 1,
+	};
+	const struct ctl_opt opts[] = {
+		{ "streams", 'N', CTL_U32, &b.streams, "N",
+		  "requests at once [1]", NULL },
+		{ "prompt-tokens", 'L', CTL_U32, &b.prompt, "L",
+		  decode ? "of each prompt [64]" : "of each prompt [4096]",
+		  NULL },
+		{ "max-tokens", 'n', CTL_U32, &b.tokens, "N",
+		  decode ? "to generate, each [128]" : "to generate [1]",
+		  NULL },
+		{ "seed", 's', CTL_U64, &b.seed, "N", "of the ids [1]", NULL },
+		{ "vocab", 0, CTL_U32, &b.vocab, "N",
+		  "ids below N [the daemon's]", NULL },
+		{ .name = NULL },
+	};
+	int rc;
+
+	rc = ctl_parse(argc, argv, opts, decode ? "bench decode [options]" :
+	    "bench prefill [options]", NULL);
+	if (rc == 0 && (b.streams == 0 || b.prompt == 0 || b.tokens == 0 ||
+	    b.streams > 65536 || b.prompt > 1u << 24 || b.tokens > 1u << 24))
+		rc = ctl_fail(CTL_USAGE, "bench: --streams, --prompt-tokens "
+		    "and --max-tokens: at least 1");
+	if (rc == 0)
+		rc = run(&b, argv[0]);
+	if (b.dcp != NULL)
+		dcp_close(b.dcp);
+	free(b.s);
+	free(b.gaps);
+	return rc > 0 ? rc : CTL_OK;
+}
+
+/* bench ipc has its own options and needs no daemon; -j may stand before. */
+static int
+ipc(int argc, char **argv)
+{
+	char **v = calloc((size_t)argc + 2, sizeof *v);
+	int n = 0, rc;
+
+	if (v == NULL)
+		return ctl_fail(CTL_FAILED, "out of memory");
+	v[n++] = argv[0];
+	if (ctl.json)
+		v[n++] = "-j";
+	for (int i = 1; i < argc; i++)
+		v[n++] = argv[i];
+	rc = bench_ipc_main(n, v);
+	free(v);
+	return rc;
+}
+
+int
+ctl_bench(int argc, char **argv)
+{
+	while (argc > 1 && strcmp(argv[1], "-j") == 0) {
+		ctl.json = true;
+		argv++;
+		argc--;
+	}
+	if (argc > 1 && strcmp(argv[1], "decode") == 0)
+		return driven(argc - 1, argv + 1, true);
+	if (argc > 1 && strcmp(argv[1], "prefill") == 0)
+		return driven(argc - 1, argv + 1, false);
+	if (argc > 1 && strcmp(argv[1], "ipc") == 0)
+		return ipc(argc - 1, argv + 1);
+	if (argc > 1 && (strcmp(argv[1], "--help") == 0 ||
+	    strcmp(argv[1], "-h") == 0)) {
+		printf("usage: dcpctl bench {ipc|decode|prefill} [options]\n");
+		return CTL_OK;
+	}
+	return ctl_fail(CTL_USAGE, "bench: want ipc, decode or prefill");
+}
