@@ -11,7 +11,11 @@ libdcpd_a_SOURCES += \
 	dcpd/text/pyjson.c dcpd/text/pyjson.h \
 	dcpd/text/chat.c dcpd/text/chat.h \
 	dcpd/text/chat_glm.c \
-	dcpd/text/chat_dsv32.c
+	dcpd/text/chat_dsv32.c \
+	dcpd/text/out.c dcpd/text/out.h \
+	dcpd/text/out_call.c \
+	dcpd/text/out_glm.c \
+	dcpd/text/out_dsml.c
 
 check_PROGRAMS += tests/unit/t_tokenizer
 TESTS += tests/unit/t_tokenizer
@@ -22,3 +26,8 @@ check_PROGRAMS += tests/unit/t_chat
 TESTS += tests/unit/t_chat
 tests_unit_t_chat_SOURCES = tests/unit/t_chat.c tests/unit/text_util.h
 tests_unit_t_chat_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_out
+TESTS += tests/unit/t_out
+tests_unit_t_out_SOURCES = tests/unit/t_out.c tests/unit/text_util.h
+tests_unit_t_out_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

@@ -1,0 +1,458 @@
+/*
+ * A tool call's arguments as JSON, in pieces. A model writes values as bare
+ * text; what type was meant is told by the tool's JSON schema:
+ *
+ *  - declared a string: the text as it is, sent piece by piece as it comes;
+ *  - anything else, or undeclared: held until complete, then sent as JSON if
+ *    it can be read as JSON of a type that the schema allows (with some
+ *    charity: quoted numerals, Python's True and 'a'), else as a string.
+ */
+#include "config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "dcpd/text/out.h"
+#include "dcpd/text/pyjson.h"
+
+/* Sets of JSON types; 0 = nothing is known. */
+enum {
+	T_STRING = 1, T_INTEGER = 2, T_NUMBER = 4, T_BOOLEAN = 8,
+	T_OBJECT = 16, T_ARRAY = 32, T_NULL = 64,
+};
+#define SCHEMA_DEPTH 8		/* of $ref and anyOf; deeper is "unknown" */
+
+/* --- schema ----------------------------------------------------------- */
+
+static unsigned
+type_by_name(const char *s)
+{
+	static const char *const name[] = { "string", "integer", "number",
+		"boolean", "object", "array", "null" };
+	unsigned i;
+
+	for (i = 0; s != NULL && i < sizeof name / sizeof *name; i++)
+		if (strcmp(s, name[i]) == 0)
+			return 1u << i;
+	return 0;
+}
+
+static unsigned
+type_of_value(const json_t *v)
+{
+	switch (json_typeof(v)) {
+	case JSON_STRING:
+		return T_STRING;
+	case JSON_INTEGER:
+		return T_INTEGER;
+	case JSON_REAL:
+		return T_NUMBER;
+	case JSON_TRUE:
+	case JSON_FALSE:
+		return T_BOOLEAN;
+	case JSON_OBJECT:
+		return T_OBJECT;
+	case JSON_ARRAY:
+		return T_ARRAY;
+	case JSON_NULL:
+		return T_NULL;
+	}
+	return 0;
+}
+
+/* "#/$defs/Point" within root; NULL if it leads nowhere. */
+static const json_t *
+follow_ref(const json_t *root, const char *ref)
+{
+	char part[128];
+	const char *end;
+	size_t n;
+
+	if (*ref++ != '#')
+		return NULL;
+	while (root != NULL && *ref == '/') {
+		end = strchrnul(++ref, '/');
+		n = (size_t)(end - ref);
+		if (n >= sizeof part)
+			return NULL;
+		memcpy(part, ref, n);
+		part[n] = '\0';
+		root = json_object_get(root, part);
+		ref = end;
+	}
+	return root;
+}
+
+static unsigned
+schema_types(const json_t *root, const json_t *s, unsigned depth)
+{
+	static const char *const of[] = { "anyOf", "oneOf", "allOf" };
+	const json_t *v = json_object_get(s, "type"), *list;
+	const char *ref = json_string_value(json_object_get(s, "$ref"));
+	unsigned types = type_by_name(json_string_value(v)), k;
+	size_t i;
+
+	if (depth == SCHEMA_DEPTH)
+		return 0;
+	for (i = 0; i < json_array_size(v); i++)
+		types |= type_by_name(json_string_value(json_array_get(v, i)));
+	if (ref != NULL)
+		types |= schema_types(root, follow_ref(root, ref), depth + 1);
+	for (k = 0; k < 3; k++) {
+		list = json_object_get(s, of[k]);
+		for (i = 0; i < json_array_size(list); i++)
+			types |= schema_types(root, json_array_get(list, i),
+			    depth + 1);
+	}
+	if (types != 0)
+		return types;
+	list = json_object_get(s, "enum");
+	for (i = 0; i < json_array_size(list); i++)
+		types |= type_of_value(json_array_get(list, i));
+	v = json_object_get(s, "const");
+	if (v != NULL)
+		types |= type_of_value(v);
+	if (json_object_get(s, "properties") != NULL)
+		types |= T_OBJECT;
+	if (json_object_get(s, "items") != NULL)
+		types |= T_ARRAY;
+	return types;
+}
+
+/* Types that the schema of the open call gives to an argument. */
+static unsigned
+arg_types(const struct dcpd_out *o, const char *key)
+{
+	const json_t *p = o->params, *s;
+	const char *ref = json_string_value(json_object_get(p, "$ref"));
+
+	if (ref != NULL)
+		p = follow_ref(o->params, ref);
+	s = json_object_get(json_object_get(p, "properties"), key);
+	if (s == NULL)
+		s = json_object_get(p, "additionalProperties");
+	return schema_types(o->params, s, 0);
+}
+
+static const json_t *
+tool_params(const struct dcpd_out *o)
+{
+	const json_t *f;
+	const char *name;
+	size_t i;
+
+	for (i = 0; i < json_array_size(o->tools); i++) {
+		f = json_object_get(json_array_get(o->tools, i), "function");
+		name = json_string_value(json_object_get(f, "name"));
+		if (name != NULL && strlen(name) == o->name.n &&
+		    memcmp(name, o->name.v, o->name.n) == 0)
+			return json_object_get(f, "parameters");
+	}
+	return NULL;
+}
+
+/* --- reading a held value --------------------------------------------- */
+
+/* Types that the text is JSON of; 0: it is not JSON. */
+static unsigned
+text_type(const char *s, size_t n, json_t **string)
+{
+	json_t *v;
+	unsigned type;
+
+	v = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	if (v == NULL)		/* integers beyond 64 bits are legal, too */
+		v = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL |
+		    JSON_DECODE_INT_AS_REAL, NULL);
+	if (v == NULL)
+		return 0;
+	type = type_of_value(v);
+	if (type == T_INTEGER)
+		type |= T_NUMBER;
+	if (type == T_STRING && string != NULL)
+		*string = json_incref(v);
+	json_decref(v);
+	return type;
+}
+
+/* A Python string, its quote at s[0]; returns its length, 0 if broken. */
+static size_t
+python_string(const char *s, size_t n, struct dcpd_buf *out)
+{
+	size_t i;
+
+	dcpd_buf_str(out, "\"");
+	for (i = 1; i < n; i++) {
+		if (s[i] == s[0]) {
+			dcpd_buf_str(out, "\"");
+			return i + 1;
+		}
+		if (s[i] == '"') {
+			dcpd_buf_str(out, "\\\"");
+		} else if (s[i] != '\\' || i + 1 == n) {
+			dcpd_pyjson_escape(out, s + i, 1);
+		} else if (s[i + 1] == '\'') {
+			dcpd_buf_str(out, "'");
+			i++;
+		} else {
+			dcpd_buf_add(out, s + i, 2);
+			i++;
+		}
+	}
+	return 0;
+}
+
+/* Python's True, None, 'text', (1, 2), [1,] as JSON; 0 if it is none. */
+static unsigned
+python_literal(const char *s, size_t n, struct dcpd_buf *out)
+{
+	static const char *const word[][2] = { { "True", "true" },
+		{ "False", "false" }, { "None", "null" } };
+	size_t i = 0, k, len;
+
+	while (i < n) {
+		if (s[i] == '\'' || s[i] == '"') {
+			len = python_string(s + i, n - i, out);
+			if (len == 0)
+				return 0;
+			i += len;
+			continue;
+		}
+		for (k = 0; k < 3; k++) {
+			len = strlen(word[k][0]);
+			if (n - i >= len && memcmp(s + i, word[k][0], len) == 0)
+				break;
+		}
+		if (k < 3) {
+			dcpd_buf_str(out, word[k][1]);
+			i += len;
+			continue;
+		}
+		if (s[i] == ',') {	/* none before a closing bracket */
+			for (k = i + 1; k < n && isspace((unsigned char)s[k]);)
+				k++;
+			if (k < n && strchr(")]}", s[k]) != NULL) {
+				i++;
+				continue;
+			}
+		}
+		dcpd_buf_add(out, s[i] == '(' ? "[" : s[i] == ')' ? "]" :
+		    s + i, 1);
+		i++;
+	}
+	return out->failed ? 0 : text_type(out->v, out->n, NULL);
+}
+
+static void
+put_string(struct dcpd_buf *out, const char *s, size_t n)
+{
+	dcpd_buf_str(out, "\"");
+	dcpd_pyjson_escape(out, s, n);
+	dcpd_buf_str(out, "\"");
+}
+
+/* A JSON string where another type was asked for: "5" for 5. */
+static bool
+unquote(const json_t *string, unsigned types, struct dcpd_buf *out)
+{
+	const char *s = json_string_value(string);
+	size_t n = json_string_length(string);
+
+	if (types == 0 || types & T_STRING ||
+	    (text_type(s, n, NULL) & types) == 0)
+		return false;
+	dcpd_buf_add(out, s, n);
+	return true;
+}
+
+/* {\"a\": 1}: the value, escaped once too often. */
+static bool
+unescape(const char *s, size_t n, unsigned types, struct dcpd_buf *out)
+{
+	struct dcpd_buf quoted = { 0 };
+	json_t *v = NULL;
+	unsigned type = 0;
+
+	if (memchr(s, '\\', n) == NULL)
+		return false;
+	dcpd_buf_str(&quoted, "\"");
+	dcpd_buf_add(&quoted, s, n);
+	dcpd_buf_str(&quoted, "\"");
+	if (!quoted.failed)
+		v = json_loadb(quoted.v, quoted.n, JSON_DECODE_ANY, NULL);
+	if (json_is_string(v))
+		type = text_type(json_string_value(v), json_string_length(v),
+		    NULL);
+	if (type != 0 && (types == 0 || (type & types) != 0))
+		dcpd_buf_add(out, json_string_value(v),
+		    json_string_length(v));
+	else
+		type = 0;
+	json_decref(v);
+	dcpd_buf_free(&quoted);
+	return type != 0;
+}
+
+static void
+put_value(const struct dcpd_out *o, struct dcpd_buf *out)
+{
+	const char *s = o->value.v == NULL ? "" : o->value.v;
+	size_t n = o->value.n;
+	struct dcpd_buf py = { 0 };
+	json_t *string = NULL;
+	unsigned type;
+
+	while (n > 0 && isspace((unsigned char)s[n - 1]))
+		n--;
+	while (n > 0 && isspace((unsigned char)*s)) {
+		s++;
+		n--;
+	}
+	type = text_type(s, n, &string);
+	if (string != NULL && unquote(string, o->types, out)) {
+		/* done */
+	} else if (type != 0 && (o->types == 0 || (type & o->types) != 0 ||
+	    !(o->types & T_STRING))) {
+		dcpd_buf_add(out, s, n);
+	} else if (unescape(s, n, o->types & ~(unsigned)T_STRING, out)) {
+		/* done */
+	} else if ((type = python_literal(s, n, &py)) != 0 &&
+	    (o->types == 0 || (type & o->types) != 0)) {
+		dcpd_buf_add(out, py.v, py.n);
+	} else {
+		put_string(out, o->value.v == NULL ? "" : o->value.v,
+		    o->value.n);
+	}
+	dcpd_buf_free(&py);
+	json_decref(string);
+}
+
+/* --- a call ----------------------------------------------------------- */
+
+static void
+trim(struct dcpd_buf *b)
+{
+	size_t lead = 0;
+
+	while (b->n > 0 && isspace((unsigned char)b->v[b->n - 1]))
+		b->n--;
+	while (lead < b->n && isspace((unsigned char)b->v[lead]))
+		lead++;
+	dcpd_buf_drop(b, lead);
+}
+
+int
+out_call_name(struct dcpd_out *o)
+{
+	int rc;
+
+	trim(&o->name);
+	if (o->name.failed)
+		return -ENOMEM;
+	o->n_args = 0;
+	o->open = o->name.n > 0;	/* without a name there is no call */
+	o->params = tool_params(o);
+	if (!o->open)
+		return 0;
+	o->calls++;
+	rc = out_emit(o, DCP_CH_TOOL_NAME, o->name.v, o->name.n);
+	o->name.n = 0;
+	return rc;
+}
+
+static int
+emit_args(struct dcpd_out *o, struct dcpd_buf *b)
+{
+	int rc = b->failed ? -ENOMEM :
+	    out_emit(o, DCP_CH_TOOL_ARGS, b->v, b->n);
+
+	dcpd_buf_free(b);
+	return rc;
+}
+
+static void
+put_key(struct dcpd_out *o, struct dcpd_buf *b)
+{
+	dcpd_buf_str(b, o->n_args++ == 0 ? "{" : ", ");
+	put_string(b, o->key.v, o->key.n);
+	dcpd_buf_str(b, ": ");
+}
+
+int
+out_value_begin_as(struct dcpd_out *o, bool string)
+{
+	struct dcpd_buf b = { 0 };
+
+	trim(&o->key);
+	o->value.n = 0;
+	o->raw_string = string;
+	o->state = ST_VALUE;
+	if (!string || !o->open)
+		return 0;
+	put_key(o, &b);
+	dcpd_buf_str(&b, "\"");
+	return emit_args(o, &b);
+}
+
+int
+out_value_begin(struct dcpd_out *o)
+{
+	trim(&o->key);
+	dcpd_buf_add(&o->key, "", 1);	/* a NUL, for a moment */
+	if (o->key.failed)
+		return -ENOMEM;
+	o->types = arg_types(o, o->key.v);
+	o->key.n--;
+	return out_value_begin_as(o, o->types == T_STRING);
+}
+
+int
+out_value_text(struct dcpd_out *o, const char *s, size_t n)
+{
+	struct dcpd_buf b = { 0 };
+
+	if (!o->raw_string) {
+		dcpd_buf_add(&o->value, s, n);
+		return o->value.failed ? -ENOMEM : 0;
+	}
+	if (!o->open)
+		return 0;
+	dcpd_pyjson_escape(&b, s, n);
+	return emit_args(o, &b);
+}
+
+int
+out_value_end(struct dcpd_out *o)
+{
+	struct dcpd_buf b = { 0 };
+
+	o->state = ST_GAP;
+	if (!o->open)
+		return 0;
+	if (o->raw_string) {
+		dcpd_buf_str(&b, "\"");
+		return emit_args(o, &b);
+	}
+	put_key(o, &b);
+	put_value(o, &b);
+	return emit_args(o, &b);
+}
+
+int
+out_call_end(struct dcpd_out *o)
+{
+	int rc = 0;
+
+	if (o->state == ST_NAME)
+		rc = out_call_name(o);
+	else if (o->state == ST_VALUE)
+		rc = out_value_end(o);
+	if (rc == 0 && o->open)
+		rc = out_emit(o, DCP_CH_TOOL_ARGS,
+		    o->n_args == 0 ? "{}" : "}", o->n_args == 0 ? 2 : 1);
+	o->open = false;
+	o->state = ST_CONTENT;
+	return rc;
+}
