@@ -49,10 +49,17 @@ struct dcpd_ipc_ops {
 struct dcpd_ipc_config {
 	const char *path;		/* socket to bind; or */
 	int listen_fd;			/* >= 0: already listening */
+	/* 0: 256, 64, 256, 256 MiB */
 	uint32_t max_clients, max_clients_uid;
 	uint32_t max_requests_uid;	/* live requests of one uid */
 	uint64_t max_bytes_uid;		/* queued in and out, of one uid */
 	uint32_t vocab;			/* ids in a request are below it */
+	/* All below may stay 0. */
+	uint32_t hello_timeout_ms;	/* to say HELLO in; 0: 2000 */
+	uint32_t spin_us;		/* intake looks on before it sleeps */
+	bool check_group;		/* only root, our uid and this group */
+	gid_t group;
+	mode_t mode;			/* of a socket bound here; 0: 0660 */
 };
 
 int dcpd_ipc_start(const struct dcpd_ipc_config *, const struct dcpd_ipc_ops *,
@@ -61,8 +68,9 @@ void dcpd_ipc_stop(struct dcpd_ipc *);	/* every live request gets -ESHUTDOWN */
 
 /*
  * Any thread, never blocks. ev as in dcpclient.h (.user_data, .seq and .size
- * are filled in here). -EPIPE: the client is gone. A request's events must
- * come from one thread at a time.
+ * are filled in here). -EPIPE: the client is gone; -ENOENT: the request has
+ * ended already. A request's events must come from one thread at a time. An
+ * event too large for the ring goes out as several DELTAs and the event.
  */
 int dcpd_ipc_emit(struct dcpd_client *, uint64_t id, const struct dcp_event *ev);
 

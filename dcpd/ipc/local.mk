@@ -1,1 +1,9 @@
-# dcpd/ipc and its unit tests
+# dcpd/ipc: the daemon's side of the ring
+libdcpd_a_SOURCES += dcpd/ipc/ipc.c dcpd/ipc/ipc.h dcpd/ipc/ipc_internal.h \
+	dcpd/ipc/hello.c dcpd/ipc/client.c dcpd/ipc/intake.c dcpd/ipc/emit.c
+
+check_PROGRAMS += tests/unit/t_ring
+TESTS += tests/unit/t_ring
+tests_unit_t_ring_SOURCES = tests/unit/t_ring.c tests/unit/ring_server.c \
+	tests/unit/ring_server.h
+tests_unit_t_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)

@@ -1,0 +1,479 @@
+/*
+ * The way back: events into a client's completion ring and token stream, by
+ * whichever thread calls dcpd_ipc_emit. With space free the ring is written
+ * at once; else the entry waits in the client's queue, which the reader
+ * (through the doorbell) and later emits move along.
+ *
+ * Memory is bounded. A reservation, made at admission, charges the uid for
+ * all of a request's answer; entries draw on it, and what was drawn is given
+ * back when the entry is in the ring.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dcpd/admin/counters.h"
+#include "dcpd/ipc/ipc_internal.h"
+
+/*
+ * Charged per token: its entry, id and text. A token's text is seldom longer
+ * than 16 bytes; an answer whose text is longer takes more of the quota as it
+ * is queued.
+ */
+#define TOKEN_COST (sizeof(struct outrec) + sizeof(struct dcpr_record) + 24)
+#define ERROR_TEXT_MAX 4096u
+
+/* A part of an event: tokens [t0, t0+nt), text [x0, x0+nx). */
+struct part {
+	const struct dcp_event *ev;
+	uint32_t t0, nt, n_top;
+	size_t x0, nx;
+	bool logprobs, last;
+	uint64_t bytes;			/* as a record */
+};
+
+/* --- the ring --- */
+
+/* The reader's head, checked. false: it lies, and the client has a fault. */
+static bool
+refresh_head(struct dcpd_client *c)
+{
+	uint32_t head = word_load(&c->c->cq_head);
+
+	if (head - c->cq_head > c->cq_tail - c->cq_head) {
+		c->fault = "cq_head is not between its old value and cq_tail";
+		atomic_store(&c->ipc->fault, true);
+		ipc_kick(c->ipc);
+		return false;
+	}
+	if (head != c->cq_head) {
+		c->st_head = c->st_end[(head - 1) & (CQ_ENTRIES - 1)];
+		c->cq_head = head;
+	}
+	/* Empty: begin anew, where memory is warm. */
+	if (c->cq_head == c->cq_tail)
+		c->st_head = c->st_tail = 0;
+	return true;
+}
+
+/* Where a record of len bytes may go; false: no space. */
+static bool
+find_space(struct dcpd_client *c, uint64_t len, uint64_t *at)
+{
+	uint64_t off = c->st_tail & (STREAM_BYTES - 1);
+
+	if (c->cq_tail - c->cq_head == CQ_ENTRIES)
+		return false;
+	*at = c->st_tail;
+	if (off + len > STREAM_BYTES)
+		*at += STREAM_BYTES - off;
+	return *at + len - c->st_head <= STREAM_BYTES;
+}
+
+static bool
+have_space(struct dcpd_client *c, uint64_t len, uint64_t *at)
+{
+	DCPD_ASSERT(len <= RECORD_MAX);
+	return find_space(c, len, at) ||
+	    (refresh_head(c) && find_space(c, len, at));
+}
+
+/* Put the entry in, its record being written already; not yet visible. */
+static void
+put(struct dcpd_client *c, struct dcpr_cqe *e, uint64_t at, uint32_t len)
+{
+	uint32_t i = c->cq_tail & (CQ_ENTRIES - 1);
+	struct dcpr_cqe *ring = (void *)(c->srv + DCPR_PAGE);
+
+	if (len > 0) {
+		struct dcpr_where w = {
+			(uint32_t)(at & (STREAM_BYTES - 1)), len
+		};
+
+		memcpy(e->payload, &w, sizeof w);
+		c->st_tail = at + ((len + 7ull) & ~7ull);
+	}
+	c->st_end[i] = c->st_tail;
+	ring[i] = *e;
+	c->cq_tail++;
+}
+
+static uint8_t *
+stream_at(struct dcpd_client *c, uint64_t at)
+{
+	return c->srv + DCPR_PAGE + CQ_ENTRIES * 64u +
+	    (at & (STREAM_BYTES - 1));
+}
+
+/*
+ * Make what was put visible; wake the reader if it asked. Both accesses are
+ * seq_cst, as are the reader's: see publish() in libdcpclient/submit.c.
+ */
+static void
+publish(struct dcpd_client *c)
+{
+	uint32_t bell;
+
+	word_store(&c->s->cq_tail, c->cq_tail);
+	bell = word_load(&c->c->cq_bell);
+	if (bell == c->cq_woken)
+		return;
+	c->cq_woken = bell;
+	/* Full: then bytes enough lie there to wake it. */
+	(void)send(c->sock, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* --- from an event to an entry --- */
+
+/* At most n bytes of text, cut between characters if it must be cut. */
+static size_t
+cut_text(const char *text, size_t len, size_t n)
+{
+	unsigned i;
+
+	if (len <= n)
+		return len;
+	for (i = 0; i < 3 && n > 1 && ((uint8_t)text[n] & 0xc0) == 0x80; i++)
+		n--;
+	return n;
+}
+
+/*
+ * The next part of ev after p. An event is one part unless its record would
+ * be larger than the ring takes; then its tokens, and its text in whole
+ * characters, go out in several.
+ */
+static void
+next_part(struct part *p)
+{
+	const struct dcp_event *ev = p->ev;
+	uint64_t room = RECORD_MAX - sizeof(struct dcpr_record);
+	size_t left;
+
+	p->t0 += p->nt;
+	p->x0 += p->nx;
+	p->nt = p->n_top = 0;
+	for (; p->t0 + p->nt < ev->n_tokens; p->nt++) {
+		const struct dcp_token_logprobs *l = p->logprobs ?
+		    &ev->logprobs[p->t0 + p->nt] : NULL;
+		uint64_t need = 4 + (l == NULL ? 0 :
+		    sizeof(struct dcpr_logprob) + l->n_top * 8ull);
+
+		if (need > room)
+			break;
+		room -= need;
+		p->n_top += l == NULL ? 0 : l->n_top;
+	}
+	left = ev->text_len - p->x0;
+	p->nx = left == 0 ? 0 : cut_text(ev->text + p->x0, left, room);
+	p->last = p->t0 + p->nt == ev->n_tokens && p->nx == left;
+	p->bytes = sizeof(struct dcpr_record) + p->nt * 4ull + p->nx +
+	    p->n_top * 8ull +
+	    (p->logprobs ? p->nt * sizeof(struct dcpr_logprob) : 0);
+}
+
+static struct dcpr_cqe
+make_entry(const struct part *p, struct live *r)
+{
+	const struct dcp_event *ev = p->ev;
+	bool more = !p->last || ev->type == DCP_EV_DELTA;
+
+	return (struct dcpr_cqe){
+		.id = r->id, .user_data = r->user_data, .seq = r->seq++,
+		.type = (uint8_t)(p->last ? ev->type : DCP_EV_DELTA),
+		.channel = (uint8_t)ev->channel,
+		.finish = (uint8_t)(p->last ? ev->finish : 0),
+		.flags = more ? DCPR_CQE_MORE : 0,
+		.error = p->last ? ev->error : 0,
+	};
+}
+
+/* Into the entry itself, if it fits: most single tokens do. */
+static bool
+write_inline(const struct part *p, struct dcpr_cqe *e)
+{
+	const struct dcp_event *ev = p->ev;
+	size_t used = e->type == DCP_EV_DELTA ? 0 : sizeof ev->usage;
+
+	if (p->logprobs || ev->call > UINT16_MAX ||
+	    used + p->nt * 4ull + p->nx > DCPR_INLINE)
+		return false;
+	if (used > 0)
+		memcpy(e->payload, &ev->usage, used);
+	if (p->nt > 0)
+		memcpy(e->payload + used, ev->tokens + p->t0, p->nt * 4);
+	if (p->nx > 0)
+		memcpy(e->payload + used + p->nt * 4, ev->text + p->x0, p->nx);
+	e->call = (uint16_t)ev->call;
+	e->n_tokens = (uint8_t)p->nt;
+	e->text_len = (uint8_t)p->nx;
+	return true;
+}
+
+static void
+write_record(const struct part *p, uint8_t *to)
+{
+	const struct dcp_event *ev = p->ev;
+	struct dcpr_record r = {
+		.n_tokens = p->nt, .n_logprobs = p->logprobs ? p->nt : 0,
+		.n_top = p->n_top, .text_len = (uint32_t)p->nx,
+		.call = ev->call,
+		.prompt_tokens = ev->usage.prompt_tokens,
+		.cached_tokens = ev->usage.cached_tokens,
+		.completion_tokens = ev->usage.completion_tokens,
+		.reasoning_tokens = ev->usage.reasoning_tokens,
+	};
+	uint32_t i;
+
+	memcpy(to, &r, sizeof r);
+	to += sizeof r;
+	if (p->nt > 0)
+		memcpy(to, ev->tokens + p->t0, p->nt * 4ul);
+	to += p->nt * 4ul;
+	for (i = 0; i < r.n_logprobs; i++) {
+		const struct dcp_token_logprobs *l = &ev->logprobs[p->t0 + i];
+		struct dcpr_logprob w = {
+			l->chosen.token, l->chosen.logprob, l->n_top
+		};
+
+		memcpy(to, &w, sizeof w);
+		to += sizeof w;
+	}
+	for (i = 0; i < r.n_logprobs; i++) {	/* dcp_logprob is dcpr_pair */
+		const struct dcp_token_logprobs *l = &ev->logprobs[p->t0 + i];
+
+		if (l->n_top > 0)
+			memcpy(to, l->top, l->n_top * 8ul);
+		to += l->n_top * 8ul;
+	}
+	if (p->nx > 0)
+		memcpy(to, ev->text + p->x0, p->nx);
+}
+
+/* --- the queue --- */
+
+static uint64_t
+cost(const struct outrec *o)
+{
+	return sizeof *o + o->len;
+}
+
+static void
+pop(struct dcpd_client *c)
+{
+	struct outrec *o = c->out;
+
+	c->out = o->next;
+	if (c->out == NULL)
+		c->out_end = &c->out;
+	c->out_bytes -= cost(o);
+	if (o->loose)
+		c->loose_bytes -= cost(o);
+	uid_discharge(c, cost(o));
+	DCPD_COUNT(queue_bytes, -cost(o));
+	free(o);
+}
+
+/* Move what fits; ask the reader to ring once if something stays. */
+bool
+emit_pump(struct dcpd_client *c)
+{
+	bool moved = false;
+	uint64_t at;
+
+	for (;;) {
+		while (c->out != NULL && c->fault == NULL &&
+		    have_space(c, c->out->len, &at)) {
+			if (c->out->len > 0)
+				memcpy(stream_at(c, at), c->out->payload,
+				    c->out->len);
+			put(c, &c->out->e, at, c->out->len);
+			pop(c);
+			moved = true;
+		}
+		if (c->out == NULL || c->space_asked || c->fault != NULL)
+			break;
+		/* Ask, then look again: the reader may just have moved. */
+		c->space_asked = true;
+		word_store(&c->s->space_bell, ++c->space_bell);
+	}
+	if (moved)
+		publish(c);
+	return moved;
+}
+
+void
+emit_free_queue(struct dcpd_client *c)
+{
+	while (c->out != NULL)
+		pop(c);
+}
+
+/* Queue one entry. r may be NULL (server info). */
+static int
+enqueue(struct dcpd_client *c, struct live *r, const struct dcpr_cqe *e,
+    const struct part *p, uint32_t len)
+{
+	struct outrec *o = malloc(sizeof *o + ((len + 7ul) & ~7ul));
+	uint64_t take;
+
+	if (o == NULL)
+		return -ENOMEM;
+	o->next = NULL;
+	o->len = len;
+	o->e = *e;
+	if (len > 0)
+		write_record(p, (uint8_t *)o->payload);
+	take = r == NULL ? 0 : dcpd_min64(r->reserved, cost(o));
+	if (r != NULL)
+		r->reserved -= take;
+	o->loose = take < cost(o);
+	if (o->loose)
+		c->loose_bytes += cost(o);
+	/* What was reserved is charged already; the rest is bounded elsewhere */
+	atomic_fetch_add(&c->use->bytes, cost(o) - take);
+	c->out_bytes += cost(o);
+	DCPD_COUNT(queue_bytes, cost(o));
+	*c->out_end = o;
+	c->out_end = &o->next;
+	return 0;
+}
+
+/* One part out: to the ring if it is its turn and there is space. */
+static int
+send_part(struct dcpd_client *c, struct live *r, const struct part *p,
+    struct dcpr_cqe *e)
+{
+	uint32_t len = 0;
+	uint64_t at = 0, take;
+
+	if (!write_inline(p, e)) {
+		e->flags |= DCPR_CQE_STREAM;
+		len = (uint32_t)p->bytes;
+	}
+	if (c->out != NULL || !have_space(c, len, &at))
+		return c->fault != NULL ? -EPIPE : enqueue(c, r, e, p, len);
+	if (len > 0)
+		write_record(p, stream_at(c, at));
+	put(c, e, at, len);
+	if (r != NULL) {
+		take = dcpd_min64(r->reserved, sizeof(struct outrec) + len);
+		r->reserved -= take;
+		uid_discharge(c, take);
+	}
+	return 0;
+}
+
+int
+emit_locked(struct dcpd_client *c, struct live *r, const struct dcp_event *in)
+{
+	struct dcp_event ev = *in;
+	struct part p = { .ev = &ev, .logprobs = in->n_logprobs > 0 };
+	bool final = ev.type != DCP_EV_DELTA;
+	int rc = 0;
+
+	DCPD_ASSERT(ev.type >= DCP_EV_DELTA && ev.type <= DCP_EV_ERROR);
+	DCPD_ASSERT(ev.n_logprobs == 0 || ev.n_logprobs == ev.n_tokens);
+	if (ev.type == DCP_EV_ERROR)
+		ev.text_len = cut_text(ev.text, ev.text_len, ERROR_TEXT_MAX);
+	if (c->out != NULL)
+		emit_pump(c);
+	do {
+		struct dcpr_cqe e;
+
+		next_part(&p);
+		/* One token always fits: top_logprobs is at most vocab. */
+		DCPD_ASSERT(p.nt > 0 || p.nx > 0 || p.last);
+		e = make_entry(&p, r);
+		rc = send_part(c, r, &p, &e);
+	} while (rc == 0 && !p.last);
+	if (rc == -ENOMEM) {
+		/* A stream with a hole would be worse than none. */
+		c->fault = "no memory for its answers";
+		atomic_store(&c->ipc->fault, true);
+		ipc_kick(c->ipc);
+		rc = -EPIPE;
+	}
+	if (final)
+		live_del(c, r->id);
+	publish(c);
+	if (c->out != NULL)
+		emit_pump(c);
+	return rc;
+}
+
+void
+emit_info(struct dcpd_client *c, uint64_t id, const char *json)
+{
+	struct dcp_event ev = {
+		.type = DCP_EV_DELTA, .text = json, .text_len = strlen(json),
+	};
+	struct part p = { .ev = &ev };
+	struct live r = { .id = id };
+	int rc;
+
+	do {
+		struct dcpr_cqe e;
+
+		next_part(&p);
+		e = make_entry(&p, &r);
+		/* INFO's payload has no usage, like a DELTA's. */
+		e.type = DCP_EV_DELTA;
+		rc = write_inline(&p, &e) ? 0 : 1;
+		e.type = DCPR_EV_INFO;
+		e.flags = (uint8_t)((p.last ? 0 : DCPR_CQE_MORE) |
+		    (rc ? DCPR_CQE_STREAM : 0));
+		rc = enqueue(c, NULL, &e, &p, rc ? (uint32_t)p.bytes : 0);
+	} while (rc == 0 && !p.last);
+	emit_pump(c);
+}
+
+/* --- for the daemon --- */
+
+int
+dcpd_ipc_emit(struct dcpd_client *c, uint64_t id, const struct dcp_event *ev)
+{
+	struct live *r;
+	int rc;
+
+	DCPD_CHECK(c, CLIENT_MAGIC);
+	pthread_mutex_lock(&c->lock);
+	if (c->gone || c->fault != NULL) {
+		rc = -EPIPE;
+	} else {
+		r = live_find(c, id);
+		rc = r == NULL ? -ENOENT : emit_locked(c, r, ev);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return rc;
+}
+
+int
+dcpd_ipc_reserve(struct dcpd_client *c, uint64_t id, uint32_t max_tokens,
+    uint32_t top_logprobs)
+{
+	uint64_t per = TOKEN_COST + sizeof(struct dcpr_logprob) +
+	    top_logprobs * 8ull;
+	struct live *r;
+	uint64_t bytes;
+	int rc = 0;
+
+	DCPD_CHECK(c, CLIENT_MAGIC);
+	pthread_mutex_lock(&c->lock);
+	if (c->gone || c->fault != NULL) {
+		rc = -EPIPE;
+	} else if ((r = live_find(c, id)) == NULL) {
+		rc = -ENOENT;
+	} else {
+		/* and one entry for the end */
+		bytes = (max_tokens + 1ull) * per + r->echo_bytes;
+		if (uid_charge(c, bytes))
+			r->reserved += bytes;
+		else
+			rc = -EDQUOT;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return rc;
+}
