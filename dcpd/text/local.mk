@@ -15,7 +15,8 @@ libdcpd_a_SOURCES += \
 	dcpd/text/out.c dcpd/text/out.h \
 	dcpd/text/out_call.c \
 	dcpd/text/out_glm.c \
-	dcpd/text/out_dsml.c
+	dcpd/text/out_dsml.c \
+	dcpd/text/pool.c
 
 check_PROGRAMS += tests/unit/t_tokenizer
 TESTS += tests/unit/t_tokenizer
@@ -31,3 +32,8 @@ check_PROGRAMS += tests/unit/t_out
 TESTS += tests/unit/t_out
 tests_unit_t_out_SOURCES = tests/unit/t_out.c tests/unit/text_util.h
 tests_unit_t_out_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_pool
+TESTS += tests/unit/t_pool
+tests_unit_t_pool_SOURCES = tests/unit/t_pool.c
+tests_unit_t_pool_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
