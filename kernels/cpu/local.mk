@@ -17,3 +17,27 @@ check_PROGRAMS += tests/unit/t_topk
 TESTS += tests/unit/t_topk
 tests_unit_t_topk_SOURCES = tests/unit/t_topk.c
 tests_unit_t_topk_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+noinst_PROGRAMS += tests/bench/bench_prim
+tests_bench_bench_prim_SOURCES = tests/bench/bench_prim.c
+tests_bench_bench_prim_LDADD = $(DCPD_LIBS)
+
+check_PROGRAMS += tests/unit/t_prim_scalar
+TESTS += tests/unit/t_prim_scalar
+tests_unit_t_prim_scalar_SOURCES = tests/unit/t_prim_scalar.c
+tests_unit_t_prim_scalar_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_layout
+TESTS += tests/unit/t_layout
+tests_unit_t_layout_SOURCES = tests/unit/t_layout.c
+tests_unit_t_layout_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_dequant
+TESTS += tests/unit/t_dequant
+tests_unit_t_dequant_SOURCES = tests/unit/t_dequant.c
+tests_unit_t_dequant_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sample
+TESTS += tests/unit/t_sample
+tests_unit_t_sample_SOURCES = tests/unit/t_sample.c
+tests_unit_t_sample_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

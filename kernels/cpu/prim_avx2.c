@@ -25,7 +25,7 @@
 #define HR 4u
 #define VR 2u
 #define GEMM_MR 4u
-#define GEMM_TILES(X) X(4, 2) X(2, 4) X(1, 8)
+#define GEMM_TILES(X) X(4, 3) X(2, 4) X(1, 8)
 
 typedef __m256 vf;
 
@@ -177,11 +177,21 @@ v_exp2i(vf t)
 static inline float
 v_hsum(vf v)
 {
-	__m128 s = _mm_add_ps(_mm256_castps256_ps128(v),
-	    _mm256_extractf128_ps(v, 1));
+	v = _mm256_hadd_ps(v, v);
+	v = _mm256_hadd_ps(v, v);
+	return _mm_cvtss_f32(_mm_add_ps(_mm256_castps256_ps128(v),
+	    _mm256_extractf128_ps(v, 1)));
+}
 
-	s = _mm_hadd_ps(s, s);
-	return _mm_cvtss_f32(_mm_hadd_ps(s, s));
+/* Four at once, by the same tree. */
+static inline void
+v_hsum4(float *sum, const vf *v)
+{
+	vf s = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]),
+	    _mm256_hadd_ps(v[2], v[3]));
+
+	_mm_storeu_ps(sum, _mm_add_ps(_mm256_castps256_ps128(s),
+	    _mm256_extractf128_ps(s, 1)));
 }
 
 #include "kernels/cpu/prim_body.h"

@@ -193,6 +193,23 @@ v_hsum(vf v)
 	return _mm_cvtss_f32(_mm_hadd_ps(s, s));
 }
 
+/* Four at once, by the same tree: halves, quarters, neighbours, pairs. */
+static inline void
+v_hsum4(float *sum, const vf *v)
+{
+	vf a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44),
+	    _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+	vf b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44),
+	    _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+
+	a = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88),
+	    _mm512_shuffle_f32x4(a, b, 0xdd));
+	a = _mm512_add_ps(a, _mm512_permute_ps(a, 0xb1));
+	a = _mm512_add_ps(a, _mm512_permute_ps(a, 0x4e));
+	_mm_storeu_ps(sum, _mm512_castps512_ps128(
+	    _mm512_maskz_compress_ps(0x1111, a)));
+}
+
 #include "kernels/cpu/prim_body.h"
 
 #ifdef __clang__

@@ -5,7 +5,8 @@
  * definition of their struct dcpc_prims. Any thread; no state.
  *
  * The order of every sum, which no tile may change:
- *  gemm	lane l of an accumulator takes k = l, l+VN, l+2*VN, ... in turn;
+ *  gemm	in blocks of GEMM_K columns, one block after the other. Within
+ *		one, lane l of an accumulator takes k = l, l+VN, l+2*VN, ...;
  *		then v_hsum adds the lanes, always in the same tree.
  *  attend	the dot products as gemm; o sums the keys in list order.
  *  index_scores	a dot product goes through dim from 0; heads from 0.
@@ -16,6 +17,14 @@
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
+
+/*
+ * Columns of x and w summed in registers before they are added to y (8 rows of
+ * x are 32 KB), and rows of w that share a pass over x (1 MB in f32; a
+ * multiple of every tile's width).
+ */
+#define GEMM_K 1024u
+#define GEMM_N 240u
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -64,28 +73,36 @@ load_w_n(const void *w, size_t at, uint32_t n, bool bf16)
 	    v_load_n((const float *)w + at, n);
 }
 
+/* Not again from memory: the compiler may not fold the load into its uses. */
+#ifdef __x86_64__
+#define KEEP(v) __asm__("" : "+v"(v))
+#else
+#define KEEP(v) ((void)0)
+#endif
+
 /*
- * mr rows of x by nr rows of w, all of k: mr*nr accumulators that must fit
- * the register file. mr, nr and bf16 are constants after inlining.
+ * mr rows of x by nr rows of w over k columns: mr*nr accumulators, which must
+ * fit the register file. mr, nr and bf16 are constants after inlining.
  */
 INLINE void
 gemm_tile(float *y, size_t ldy, const float *x, size_t ldx, const void *w,
     size_t ldw, uint32_t k, bool add, bool bf16, uint32_t mr, uint32_t nr)
 {
-	vf acc[8][8], a, b[8];
+	vf acc[32], a, b[8];
+	float sum[32];
 	uint32_t i, j, p;
-	float *o;
 
-	UNROLL for (i = 0; i < mr; i++)
-		UNROLL for (j = 0; j < nr; j++)
-			acc[i][j] = v_zero();
+	UNROLL for (i = 0; i < mr * nr; i++)
+		acc[i] = v_zero();
 	for (p = 0; p + VN <= k; p += VN) {
 		UNROLL for (j = 0; j < nr; j++)
 			b[j] = load_w(w, j * ldw + p, bf16);
 		UNROLL for (i = 0; i < mr; i++) {
 			a = v_load(x + i * ldx + p);
+			KEEP(a);
 			UNROLL for (j = 0; j < nr; j++)
-				acc[i][j] = v_fma(a, b[j], acc[i][j]);
+				acc[i * nr + j] = v_fma(a, b[j],
+				    acc[i * nr + j]);
 		}
 	}
 	if (p < k) {
@@ -94,65 +111,93 @@ gemm_tile(float *y, size_t ldy, const float *x, size_t ldx, const void *w,
 		UNROLL for (i = 0; i < mr; i++) {
 			a = v_load_n(x + i * ldx + p, k - p);
 			UNROLL for (j = 0; j < nr; j++)
-				acc[i][j] = v_fma(a, b[j], acc[i][j]);
+				acc[i * nr + j] = v_fma(a, b[j],
+				    acc[i * nr + j]);
 		}
 	}
-	UNROLL for (i = 0; i < mr; i++)
-		UNROLL for (j = 0; j < nr; j++) {
-			o = y + i * ldy + j;
-			*o = add ? *o + v_hsum(acc[i][j]) :
-			    v_hsum(acc[i][j]);
-		}
+	UNROLL for (i = 0; i + 4 <= mr * nr; i += 4)
+		v_hsum4(sum + i, acc + i);
+	UNROLL for (i = mr * nr / 4 * 4; i < mr * nr; i++)
+		sum[i] = v_hsum(acc[i]);
+	for (i = 0; i < mr; i++, y += ldy)
+		for (j = 0; j < nr; j++)
+			y[j] = add ? y[j] + sum[i * nr + j] : sum[i * nr + j];
 }
 
-/* mr rows of x by columns n0..n1 of w. */
+/* The tile over all of k, or over one block of it. */
+INLINE void
+gemm_blocks(float *y, size_t ldy, const float *x, size_t ldx,
+    const struct dcpc_mat *w, uint32_t j, uint32_t k0, uint32_t k1, bool add,
+    uint32_t mr, uint32_t nr)
+{
+	const size_t size = w->bf16 ? 2 : 4;
+	const char *d = (const char *)w->data + j * w->ld * size;
+	uint32_t k = k0, n;
+
+	do {
+		n = k1 - k < GEMM_K ? k1 - k : GEMM_K;
+		if (w->bf16)
+			gemm_tile(y + j, ldy, x + k, ldx, d + k * size, w->ld,
+			    n, add || k > 0, true, mr, nr);
+		else
+			gemm_tile(y + j, ldy, x + k, ldx, d + k * size, w->ld,
+			    n, add || k > 0, false, mr, nr);
+		k += n;
+	} while (k < k1);
+}
+
+/* mr rows of x by columns n0..n1 of w over k0..k1. */
 #define GEMM_STRIP(mr, nr) \
 static void \
 gemm_strip_##mr(float *y, size_t ldy, const float *x, size_t ldx, \
-    const struct dcpc_mat *w, uint32_t n0, uint32_t n1, bool add) \
+    const struct dcpc_mat *w, uint32_t n0, uint32_t n1, uint32_t k0, \
+    uint32_t k1, bool add) \
 { \
-	const char *d = w->data; \
-	size_t row = w->ld * (w->bf16 ? 2 : 4); \
 	uint32_t j = n0; \
 \
 	for (; j + (nr) <= n1; j += (nr)) \
-		if (w->bf16) \
-			gemm_tile(y + j, ldy, x, ldx, d + j * row, w->ld, \
-			    w->k, add, true, mr, nr); \
-		else \
-			gemm_tile(y + j, ldy, x, ldx, d + j * row, w->ld, \
-			    w->k, add, false, mr, nr); \
+		gemm_blocks(y, ldy, x, ldx, w, j, k0, k1, add, mr, nr); \
 	for (; j < n1; j++) \
-		if (w->bf16) \
-			gemm_tile(y + j, ldy, x, ldx, d + j * row, w->ld, \
-			    w->k, add, true, mr, 1); \
-		else \
-			gemm_tile(y + j, ldy, x, ldx, d + j * row, w->ld, \
-			    w->k, add, false, mr, 1); \
+		gemm_blocks(y, ldy, x, ldx, w, j, k0, k1, add, mr, 1); \
 }
 GEMM_TILES(GEMM_STRIP)
 
-/* Columns of w that stay in the L2 cache while all rows of x pass by. */
-#define GEMM_BLOCK_BYTES (512u << 10)
+/* All rows of x by columns n0..n1 over k0..k1, in tiles of rows. */
+static void
+gemm_rows(float *y, size_t ldy, const float *x, size_t ldx, uint32_t m,
+    const struct dcpc_mat *w, uint32_t n0, uint32_t n1, uint32_t k0,
+    uint32_t k1, bool add)
+{
+	uint32_t i = 0;
 
+#define GEMM_ROWS(mr, nr) \
+	for (; i + (mr) <= m; i += (mr)) \
+		gemm_strip_##mr(y + i * ldy, ldy, x + i * ldx, ldx, w, n0, \
+		    n1, k0, k1, add);
+	GEMM_TILES(GEMM_ROWS)
+}
+
+/*
+ * Few rows: the weights pass by once, row after row, as memory likes it. Many
+ * rows: a tile's rows of x stay in the L1 cache for one block of k, and the
+ * columns' part of that block in L2 while all rows pass by.
+ */
 static void
 gemm(float *y, size_t ldy, const float *x, size_t ldx, uint32_t m,
     const struct dcpc_mat *w, uint32_t n0, uint32_t n1, bool add)
 {
-	size_t row = (size_t)w->k * (w->bf16 ? 2 : 4);
-	uint32_t nb, i, j0, j1;
+	uint32_t k0, k1, j0, j1;
 
-	nb = m > GEMM_MR && row > 0 ? (uint32_t)(GEMM_BLOCK_BYTES / row) :
-	    n1 - n0;
-	nb = nb < 24 ? 24 : nb / 24 * 24;	/* whole tiles of any shape */
+	if (m <= GEMM_MR || w->k <= VN) {
+		gemm_rows(y, ldy, x, ldx, m, w, n0, n1, 0, w->k, add);
+		return;
+	}
 	for (j0 = n0; j0 < n1; j0 = j1) {
-		j1 = n1 - j0 > nb ? j0 + nb : n1;
-		i = 0;
-#define GEMM_ROWS(mr, nr) \
-		for (; i + (mr) <= m; i += (mr)) \
-			gemm_strip_##mr(y + i * ldy, ldy, x + i * ldx, ldx, \
-			    w, j0, j1, add);
-		GEMM_TILES(GEMM_ROWS)
+		j1 = n1 - j0 > GEMM_N ? j0 + GEMM_N : n1;
+		for (k0 = 0; k0 < w->k; k0 = k1) {
+			k1 = w->k - k0 > GEMM_K ? k0 + GEMM_K : w->k;
+			gemm_rows(y, ldy, x, ldx, m, w, j0, j1, k0, k1, add);
+		}
 	}
 }
 

@@ -169,4 +169,13 @@ v_hsum(vf v)
 	return (v[0] + v[1]) + (v[2] + v[3]);
 }
 
+static inline void
+v_hsum4(float *sum, const vf *v)
+{
+	int i;
+
+	for (i = 0; i < 4; i++)
+		sum[i] = v_hsum(v[i]);
+}
+
 #include "kernels/cpu/prim_body.h"
