@@ -22,3 +22,13 @@ check_PROGRAMS += tests/unit/t_sched
 TESTS += tests/unit/t_sched
 tests_unit_t_sched_SOURCES = tests/unit/t_sched.c $(SCHED_FAKE)
 tests_unit_t_sched_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_life
+TESTS += tests/unit/t_sched_life
+tests_unit_t_sched_life_SOURCES = tests/unit/t_sched_life.c $(SCHED_FAKE)
+tests_unit_t_sched_life_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/fuzz/fuzz_sched
+TESTS += tests/fuzz/fuzz_sched
+tests_fuzz_fuzz_sched_SOURCES = tests/fuzz/fuzz_sched.c $(SCHED_FAKE)
+tests_fuzz_fuzz_sched_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

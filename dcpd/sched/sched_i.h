@@ -37,7 +37,7 @@
 #define REQ_MAGIC 0x52455153u
 
 /* A request sits a pass out while so much of its output waits for text. */
-#define BOX_TOKENS_MAX 512u
+#define BOX_TOKENS_MAX 128u
 #define BOX_TOPS_MAX (1u << 18)
 /* Top logprobs of one pass: 8 bytes each. */
 #define PASS_TOPS_MAX (1u << 20)

@@ -46,6 +46,16 @@ refuse(struct dcpd_sched *s, struct req *r, const struct dcpd_err *err)
 	pthread_mutex_unlock(&s->lock);
 }
 
+/* Nobody is left to read the answer. */
+static void
+gone(struct dcpd_sched *s, struct req *r)
+{
+	pthread_mutex_lock(&s->lock);
+	r->ctl |= CTL_GONE;
+	dcpd_req_end(r, DCP_FINISH_ABORT, NULL);
+	pthread_mutex_unlock(&s->lock);
+}
+
 /* Room for its ids and page table, so that nothing can fail later. */
 static int
 make_room(struct req *r)
@@ -128,6 +138,10 @@ dcpd_sched_admit(struct dcpd_sched *s)
 			pthread_mutex_lock(&s->lock);
 			admit_one(s, i);
 			pthread_mutex_unlock(&s->lock);
+			continue;
+		}
+		if (rc == -EPIPE) {
+			gone(s, r);
 			continue;
 		}
 		if (rc == -EDQUOT)

@@ -285,7 +285,7 @@ fk_logprob(uint32_t vocab, const uint32_t *text, uint32_t n, uint32_t token)
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cv = PTHREAD_COND_INITIALIZER;
 static struct fk_seen *seen;
-static struct dcpd_client *clients[256];
+static struct dcpd_client *clients[4096];
 static uint32_t n_clients;
 static uint64_t next_id = 1;
 static bool blocked;
@@ -295,6 +295,7 @@ fk_client(uint64_t id)
 {
 	struct dcpd_client *c = calloc(1, sizeof *c);
 
+	DCPD_ASSERT(n_clients < sizeof clients / sizeof clients[0]);
 	c->refs = 1;
 	c->id = id;
 	clients[n_clients++] = c;
@@ -447,6 +448,14 @@ dcpd_ipc_reserve(struct dcpd_client *c, uint64_t id, uint32_t max_tokens,
 	}
 	pthread_mutex_unlock(&lock);
 	return rc;
+}
+
+void
+fk_gone(struct dcpd_client *c)
+{
+	pthread_mutex_lock(&lock);
+	c->gone = true;
+	pthread_mutex_unlock(&lock);
 }
 
 void

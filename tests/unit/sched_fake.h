@@ -128,6 +128,8 @@ const struct fk_seen *fk_wait(uint64_t id);
 struct fk_seen fk_look(uint64_t id);
 /* Until it has so many tokens; -1 if it has not within ms. */
 int fk_wait_tokens(uint64_t id, uint32_t n, int ms);
+/* From now on -EPIPE; ops.gone is the caller's to call. */
+void fk_gone(struct dcpd_client *);
 /* Emission blocks (as no real one may), to make output pile up. */
 void fk_block_emit(bool on);
 void fk_forget(void);			/* all requests seen, all clients */
