@@ -9,3 +9,8 @@ libdcpd_a_SOURCES += dcpd/admin/counters.c dcpd/admin/counters.h \
 
 noinst_LIBRARIES += libdcpd_main.a
 libdcpd_main_a_SOURCES = dcpd/main.c
+
+check_PROGRAMS += tests/unit/t_options
+TESTS += tests/unit/t_options
+tests_unit_t_options_SOURCES = tests/unit/t_options.c
+tests_unit_t_options_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

@@ -82,6 +82,9 @@ check_engine(const struct dcpd_options *o, struct dcpd_err *err)
 	if (o->cp > 1)
 		return dcpd_fail(err, -EINVAL, "--attn-cp-size %u: the null "
 		    "engine has no prefill to split; leave it out", o->cp);
+	if (o->dp > 1)
+		return dcpd_fail(err, -EINVAL, "--attn-dp-size %u: attention "
+		    "data parallelism is not built yet; leave it out", o->dp);
 	if (DCPD_GIVEN(o, kv_bytes) || DCPD_GIVEN(o, mem_fraction))
 		return dcpd_fail(err, -EINVAL, "--%s: the null engine has no "
 		    "pool; give --null-pages instead",

@@ -1,0 +1,349 @@
+/*
+ * The daemon's configuration: every flag acts, is checked or is refused; the
+ * file and the command line agree; a message names the flag and what to do.
+ */
+#include "config.h"
+
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dcpd/config/options.h"
+
+#define ARGS 24
+
+/* Parses "--model m --tp 8"; words are separated by one blank. */
+static int
+parse(const char *line, struct dcpd_options *o, struct dcpd_err *err)
+{
+	static char buf[4096];
+	char *argv[ARGS] = { "dcpd" }, *save, *w;
+	int argc = 1;
+
+	memset(err, 0, sizeof *err);
+	snprintf(buf, sizeof buf, "%s", line);
+	for (w = strtok_r(buf, " ", &save); w != NULL && argc < ARGS;
+	    w = strtok_r(NULL, " ", &save))
+		argv[argc++] = w;
+	return dcpd_options_parse(argc, argv, o, err);
+}
+
+static void
+good(const char *line, struct dcpd_options *o)
+{
+	struct dcpd_err err;
+	int rc = parse(line, o, &err);
+
+	ck_assert_msg(rc == 0, "%s: %s", line, err.text);
+}
+
+/* Refused, and the message has both words. */
+static void
+bad(const char *line, const char *word, const char *word2)
+{
+	struct dcpd_options o;
+	struct dcpd_err err;
+	int rc = parse(line, &o, &err);
+
+	ck_assert_msg(rc < 0, "%s: not refused", line);
+	ck_assert_msg(strstr(err.text, word) != NULL &&
+	    strstr(err.text, word2) != NULL,
+	    "%s: \"%s\" has not \"%s\" and \"%s\"", line, err.text, word,
+	    word2);
+	ck_assert(strchr(err.text, '\n') == NULL);
+}
+
+START_TEST(defaults_and_values)
+{
+	struct dcpd_options o;
+	struct dcpd_layout l;
+
+	good("--model m", &o);
+	ck_assert_uint_eq(o.tp, 1);
+	ck_assert_uint_eq(o.dcp, 1);
+	ck_assert_uint_eq(o.device, DCPD_DEVICE_CPU);
+	ck_assert_uint_eq(o.kv_dtype, DCPK_KV_BF16);
+	ck_assert_uint_eq(o.socket_mode, 0660);
+	ck_assert_str_eq(o.socket, "/run/dcpd/dcpd.sock");
+	ck_assert(!DCPD_GIVEN(&o, tp));
+	ck_assert_int_eq(dcpd_options_way(&o), -1);
+	dcpd_options_free(&o);
+
+	good("--model-path m --tp-size=8 --attn-cp-size 2 --dcp-size 4 "
+	    "--enable-cp-decode-attn-tp --cp-strategy zigzag "
+	    "--kv-cache-dtype fp8_e4m3 --kv-bytes-per-rank 1.5MiB "
+	    "--prefill-way a2a --socket-mode 600 --log-level debug", &o);
+	dcpd_options_layout(&o, &l);
+	ck_assert_str_eq(o.model, "m");
+	ck_assert_uint_eq(l.tp, 8);
+	ck_assert_uint_eq(l.cp, 2);
+	ck_assert_uint_eq(l.dcp, 4);
+	ck_assert_uint_eq(l.strategy, DCPK_CP_ZIGZAG);
+	ck_assert_uint_eq(o.kv_dtype, DCPK_KV_FP8);
+	ck_assert_uint_eq(o.kv_bytes, 1536 << 10);
+	ck_assert_uint_eq(o.socket_mode, 0600);
+	ck_assert_int_eq(dcpd_options_way(&o), DCPK_WAY_A2A);
+	ck_assert_int_eq(dcpd_options_log_level(&o), LOG_DEBUG);
+	dcpd_options_free(&o);
+}
+END_TEST
+
+START_TEST(checked_flags)
+{
+	struct dcpd_options o;
+
+	good("--model m --page-size 64 --attention-backend nsa "
+	    "--dsa-decode-backend flashmla_kv --nsa-prefill-backend "
+	    "flashmla_kv --disable-shared-experts-fusion true "
+	    "--trust-remote-code", &o);
+	ck_assert(o.trust_remote_code);
+	dcpd_options_free(&o);
+	bad("--model m --page-size 128", "--page-size 128", "64");
+	bad("--model m --attention-backend fa3", "--attention-backend", "dsa");
+	bad("--model m --dsa-decode-backend fa3", "fa3", "flashmla_kv");
+	bad("--model m --disable-shared-experts-fusion false",
+	    "--disable-shared-experts-fusion", "true");
+}
+END_TEST
+
+START_TEST(refused_flags)
+{
+	bad("--model m --http 127.0.0.1:8000", "--http", "not built");
+	bad("--model m --port", "--port", "not built");
+	bad("--engine null --attn-dp-size 2 --tp 8", "--attn-dp-size",
+	    "not built");
+	bad("--model m --dcp-comm nccl", "--dcp-comm", "cuda");
+	bad("--model m --dcp-comm p2p", "--dcp-comm", "cuda");
+	bad("--model m --ranks-per-gpu 2", "--ranks-per-gpu", "cuda");
+	bad("--model m --device cuda --cpu-threads 2", "--cpu-threads", "cpu");
+	bad("--model m --device rocm", "--device rocm", "cpu or cuda");
+	bad("--tp 8", "--model", "missing");
+	bad("--model m --null-pages 4", "--null-pages", "--engine null");
+	bad("--engine null --kv-bytes-per-rank 4096", "--kv-bytes-per-rank",
+	    "--null-pages");
+	bad("--engine null --plan", "--plan", "null");
+	bad("--model m --json", "--json", "--plan");
+	bad("--model m --random-seed 3", "--random-seed", "dummy");
+	bad("--model m --prefill-way kv", "--prefill-way", "--dcp-size");
+	bad("--model m --cp-strategy zigzag", "--cp-strategy",
+	    "--attn-cp-size");
+	bad("--model m --enable-prefill-cp", "--enable-prefill-cp",
+	    "--attn-cp-size");
+	bad("--model m --tp 8 --attn-cp-size 8 --enable-prefill-cp=false",
+	    "--enable-prefill-cp", "--attn-cp-size 8");
+	bad("--model m --tp 8 --attn-cp-size 8 --dcp-size 8",
+	    "--enable-cp-decode-attn-tp", "--dcp-size 8");
+	bad("--model m --tp 8 --dcp-size 8 --enable-cp-decode-attn-tp",
+	    "--enable-cp-decode-attn-tp", "leave it out");
+	bad("--model m --tp 8 --dcp-size 3", "--dcp-size", "3");
+	bad("--model m --socket /a --admin-socket /a", "--admin-socket",
+	    "--socket");
+}
+END_TEST
+
+START_TEST(mistakes)
+{
+	bad("--model m --dpc-size 8", "--dpc-size", "did you mean --dcp-size");
+	bad("--model m --max-runing-requests 8", "did you mean",
+	    "--max-running-requests");
+	bad("--model m --zzzzzz 1", "no such flag", "--help");
+	bad("-model m", "-model", "no such flag");
+	bad("m", "not a flag", "--model m");
+	bad("--model", "--model", "missing");
+	bad("--model=", "--model", "empty");
+	bad("--model m --tp eight", "--tp eight", "from 1 to 64");
+	bad("--model m --tp 0", "--tp 0", "from 1 to 64");
+	bad("--model m --tp 65", "--tp 65", "from 1 to 64");
+	bad("--model m --tp -1", "--tp -1", "from 1 to 64");
+	bad("--model m --tp 8x", "--tp 8x", "whole number");
+	bad("--model m --kv-bytes-per-rank 4Q", "--kv-bytes-per-rank",
+	    "2GiB");
+	bad("--model m --mem-fraction-static 1.5", "--mem-fraction-static",
+	    "0.99");
+	bad("--model m --mem-fraction-static nan", "--mem-fraction-static",
+	    "0.99");
+	bad("--model m --socket-mode 999", "--socket-mode", "octal");
+	bad("--model m --trust-remote-code=maybe", "--trust-remote-code",
+	    "true or false");
+}
+END_TEST
+
+static void
+write_file(const char *path, const char *text)
+{
+	FILE *f = fopen(path, "w");
+
+	ck_assert_ptr_nonnull(f);
+	fputs(text, f);
+	ck_assert_int_eq(fclose(f), 0);
+}
+
+static void
+bad_file(const char *text, const char *word, const char *word2)
+{
+	char path[64], line[128];
+
+	snprintf(path, sizeof path, "t_options.%d.json", (int)getpid());
+	snprintf(line, sizeof line, "--model m --config %s", path);
+	write_file(path, text);
+	bad(line, word, word2);
+	bad(line, path, "");
+	unlink(path);
+}
+
+START_TEST(config_file)
+{
+	struct dcpd_options o;
+	char path[64], line[128];
+
+	snprintf(path, sizeof path, "t_options.%d.json", (int)getpid());
+	write_file(path, "{\"model\": \"m\", \"tp\": 8, \"dcp-size\": 4,"
+	    "\"trust-remote-code\": true, \"mem-fraction-static\": 0.5,"
+	    "\"kv-bytes-per-rank\": 4096, \"socket-mode\": \"0600\"}");
+	snprintf(line, sizeof line, "--config %s --dcp-size 8", path);
+	good(line, &o);
+	ck_assert_uint_eq(o.tp, 8);
+	ck_assert_uint_eq(o.dcp, 8);	/* the command line goes first */
+	ck_assert(o.trust_remote_code);
+	ck_assert(o.mem_fraction == 0.5);
+	ck_assert_uint_eq(o.kv_bytes, 4096);
+	ck_assert_uint_eq(o.socket_mode, 0600);
+	ck_assert(DCPD_GIVEN(&o, tp));
+	dcpd_options_free(&o);
+	unlink(path);
+
+	bad("--config /nonexistent/c.json", "/nonexistent/c.json",
+	    "--config");
+	bad_file("{\"tp\": 8", "t_options", ":1");
+	bad_file("[8]", "JSON object", "");
+	bad_file("{\"tp\": 8, \"tp\": 4}", "duplicate", "");
+	bad_file("{\"tp\": 8, \"tp-size\": 4}", "twice", "tp-size");
+	bad_file("{\"dpc-size\": 8}", "dpc-size", "did you mean --dcp-size");
+	bad_file("{\"tp\": [8]}", "tp", "want a string, a number");
+	bad_file("{\"tp\": 8.5}", "tp", "whole number");
+	bad_file("{\"http\": \"x\"}", "http", "not built");
+	bad_file("{\"config\": \"x\"}", "config", "command line");
+}
+END_TEST
+
+/* Every line of the table: its default is legal, its alias finds it, the
+ * effective configuration has it, and the manual and --help name it. */
+START_TEST(table_is_whole)
+{
+	const struct dcpd_flag_def *d;
+	struct dcpd_options o;
+	char name[80], *help = NULL, *man = NULL;
+	size_t n;
+	FILE *f;
+	json_t *j;
+
+	good("--model m", &o);
+	j = dcpd_options_json(&o);
+	f = open_memstream(&help, &n);
+	dcpd_flags_help(f);
+	fclose(f);
+	f = open_memstream(&man, &n);
+	dcpd_flags_man(f);
+	fclose(f);
+	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
+		if (d->name == NULL)
+			continue;
+		ck_assert_ptr_eq(dcpd_flag_find(d->name, -1), d);
+		n = strcspn(d->aliases, "|");
+		if (n > 0)
+			ck_assert_ptr_eq(dcpd_flag_find(d->aliases, (int)n),
+			    d);
+		snprintf(name, sizeof name, "--%s", d->name);
+		ck_assert_msg(strstr(help, name) != NULL, "%s", name);
+		ck_assert_msg(d->kind == DCPD_KIND_REFUSE ||
+		    json_object_get(j, d->name) != NULL, "%s", name);
+		ck_assert_msg(d->help[0] != '\0' && (d->legal[0] != '\0' ||
+		    d->type == DCPD_TYPE_BOOL || d->type == DCPD_TYPE_BYTES),
+		    "%s", name);
+	}
+	ck_assert_ptr_nonnull(strstr(man, "\\-\\-dcp\\-size"));
+	json_decref(j);
+	free(help);
+	free(man);
+	dcpd_options_free(&o);
+}
+END_TEST
+
+START_TEST(parsers_follow_the_model)
+{
+	struct dcpd_options o;
+	struct dcpd_err err = { 0 };
+	enum dcpd_chat chat = DCPD_CHAT_GLM45;
+	enum dcpd_parser parser;
+
+	good("--model m", &o);
+	ck_assert_int_eq(dcpd_options_chat(&o, "glm_moe_dsa", NULL, &chat,
+	    &parser, &err), 0);
+	ck_assert_int_eq(chat, DCPD_CHAT_NONE);
+	ck_assert_int_eq(parser, DCPD_PARSE_RAW);
+	dcpd_options_free(&o);
+	good("--model m --reasoning-parser glm45", &o);
+	ck_assert_int_lt(dcpd_options_chat(&o, "glm_moe_dsa", NULL, &chat,
+	    &parser, &err), 0);
+	ck_assert_ptr_nonnull(strstr(err.text, "--reasoning-parser"));
+	dcpd_options_free(&o);
+}
+END_TEST
+
+START_TEST(formats)
+{
+	struct dcpd_options o;
+	struct dcpd_err err = { 0 };
+	struct dcpk_model m = { .kv_lora = 512, .rope = 64, .idx_dim = 128 };
+	struct dcpk_model small = { .kv_lora = 32, .rope = 16, .idx_dim = 32 };
+	struct dcpd_model_config cfg = { .quant_method = "fp8" };
+	enum dcpk_kv kv, idx;
+
+	good("--model m --kv-cache-dtype fp8_e4m3 --quantization FP8", &o);
+	ck_assert_int_eq(dcpd_options_formats(&o, &m, &kv, &idx, &err), 0);
+	ck_assert_int_eq(kv, DCPK_KV_FP8);
+	ck_assert_int_eq(idx, DCPK_KV_FP8);
+	ck_assert_int_lt(dcpd_options_formats(&o, &small, &kv, &idx, &err), 0);
+	ck_assert_int_eq(dcpd_options_quantization(&o, &cfg, &err), 0);
+	cfg.quant_method[0] = '\0';
+	ck_assert_int_lt(dcpd_options_quantization(&o, &cfg, &err), 0);
+	ck_assert_ptr_nonnull(strstr(err.text, "--quantization"));
+	dcpd_options_free(&o);
+
+	good("--model m --kv-cache-dtype f32 --index-cache-dtype bf16", &o);
+	ck_assert_int_eq(dcpd_options_formats(&o, &small, &kv, &idx, &err), 0);
+	ck_assert_int_eq(kv, DCPK_KV_F32);
+	ck_assert_int_eq(idx, DCPK_KV_BF16);
+	dcpd_options_free(&o);
+	good("--model m --kv-cache-dtype f32 --device cuda", &o);
+	ck_assert_int_lt(dcpd_options_formats(&o, &m, &kv, &idx, &err), 0);
+	dcpd_options_free(&o);
+}
+END_TEST
+
+int
+main(void)
+{
+	Suite *s = suite_create("options");
+	TCase *t = tcase_create("options");
+	SRunner *r;
+	int failed;
+
+	tcase_add_test(t, defaults_and_values);
+	tcase_add_test(t, checked_flags);
+	tcase_add_test(t, refused_flags);
+	tcase_add_test(t, mistakes);
+	tcase_add_test(t, config_file);
+	tcase_add_test(t, table_is_whole);
+	tcase_add_test(t, parsers_follow_the_model);
+	tcase_add_test(t, formats);
+	suite_add_tcase(s, t);
+	r = srunner_create(s);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
