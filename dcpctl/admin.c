@@ -213,6 +213,7 @@ print_status(const json_t *s)
 	size_t i;
 
 	print_scalars(s);
+	print_scalars(json_object_get(s, "counters"));
 	json_array_foreach(phases, i, p)
 		printf("%s %s %.3f s", i == 0 ? "phases              " : ",",
 		    string(p, "name"), number(p, "seconds"));
@@ -271,7 +272,7 @@ ctl_requests(int argc, char **argv)
 		    integer(r, "id"), integer(r, "uid"), string(r, "state"),
 		    integer(r, "prompt"), integer(r, "prefilled"),
 		    integer(r, "generated"), integer(r, "pages"),
-		    number(r, "age"));
+		    number(r, "age_s"));
 	json_decref(a);
 	return CTL_OK;
 }

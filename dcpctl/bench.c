@@ -133,8 +133,10 @@ collect(struct bench *b)
 static double
 grown(const json_t *before, const json_t *after, const char *name)
 {
-	const json_t *a = json_object_get(before, name);
-	const json_t *z = json_object_get(after, name);
+	const json_t *a = json_object_get(json_object_get(before,
+	    "counters"), name);
+	const json_t *z = json_object_get(json_object_get(after,
+	    "counters"), name);
 
 	if (a == NULL || z == NULL)
 		return -1;

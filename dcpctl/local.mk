@@ -1,6 +1,8 @@
-# dcpctl
-noinst_LIBRARIES += libdcpctl_tmp.a
-libdcpctl_tmp_a_SOURCES = dcpctl/admin.c dcpctl/bench.c dcpctl/chat.c \
-	dcpctl/ctl.h dcpctl/generate.c dcpctl/main.c dcpctl/options.c \
-	dcpctl/request.c
-libdcpctl_tmp_a_CPPFLAGS = $(AM_CPPFLAGS) -DDCPD_SBINDIR='"$(sbindir)"'
+# dcpctl: a client like any other, but for `bench ipc`, which brings a server.
+bin_PROGRAMS += dcpctl/dcpctl
+dcpctl_dcpctl_SOURCES = dcpctl/admin.c dcpctl/bench.c dcpctl/bench_ipc.c \
+	dcpctl/chat.c dcpctl/ctl.h dcpctl/generate.c dcpctl/main.c \
+	dcpctl/options.c dcpctl/request.c
+dcpctl_dcpctl_CPPFLAGS = $(AM_CPPFLAGS) -DDCPD_SBINDIR='"$(sbindir)"'
+dcpctl_dcpctl_LDADD = libdcpclient.la $(DCPD_LIBS)
+dcpctl_dcpctl_LDFLAGS = $(PROG_LDFLAGS)

@@ -7,8 +7,11 @@ libdcpd_a_SOURCES += dcpd/admin/counters.c dcpd/admin/counters.h \
 	dcpd/config/memavail.h dcpd/config/options.c dcpd/config/options.h \
 	dcpd/daemon.h dcpd/selftest.c dcpd/selftest.h dcpd/start.c
 
-noinst_LIBRARIES += libdcpd_main.a
-libdcpd_main_a_SOURCES = dcpd/main.c
+# A folder of the build tree is named dcpd, so the program is built inside it.
+sbin_PROGRAMS += dcpd/dcpd
+dcpd_dcpd_SOURCES = dcpd/main.c
+dcpd_dcpd_LDADD = $(DCPD_LIBS)
+dcpd_dcpd_LDFLAGS = $(PROG_LDFLAGS)
 
 check_PROGRAMS += tests/unit/t_options
 TESTS += tests/unit/t_options
