@@ -5,6 +5,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -465,7 +466,6 @@ phase_listening(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	const struct dcpd_options *o = &d->opt;
 	struct dcpd_ipc_config c = {
-		.path = d->client_sock.path, .listen_fd = d->client_sock.fd,
 		.max_clients = o->max_clients,
 		.max_clients_uid = o->max_clients_uid,
 		.max_requests_uid = o->max_requests_uid,
@@ -477,6 +477,11 @@ phase_listening(struct dcpd_daemon *d, struct dcpd_err *err)
 	phase(d, "listening");
 	if ((rc = start_sched(d, err)) != 0)
 		return rc;
+	/* ipc closes its own copy when it stops accepting. */
+	c.listen_fd = fcntl(d->client_sock.fd, F_DUPFD_CLOEXEC, 0);
+	if (c.listen_fd < 0)
+		return dcpd_fail(err, -errno, "listening socket: %s",
+		    strerror(errno));
 	rc = dcpd_ipc_start(&c, &dcpd_sched_ipc_ops, d->sched, &d->ipc, err);
 	if (rc != 0)
 		return rc;
