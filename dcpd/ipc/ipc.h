@@ -17,7 +17,10 @@
 struct dcpd_ipc;
 struct dcpd_client;		/* reference counted */
 
-/* A private, validated copy of one request. */
+/*
+ * A private, validated copy of one request: one block of memory, which
+ * dcpd_submit_free frees as a whole.
+ */
 struct dcpd_submit {
 	struct dcpd_client *client;	/* a reference is held */
 	uint64_t id;			/* unique in this daemon's life */

@@ -460,10 +460,6 @@ dcpd_req_encode(struct dcpd_job *job)
 		err.code = encode(r, &err);
 		r->err = err;
 	}
-	free(r->sub->data);
-	r->sub->data = NULL;
-	r->sub->len = 0;
-
 	pthread_mutex_lock(&s->lock);
 	ended = r->state == R_ENDED;
 	r->encoded = true;
