@@ -5,4 +5,4 @@ dcpctl_dcpctl_SOURCES = dcpctl/admin.c dcpctl/bench.c \
 	dcpctl/options.c dcpctl/request.c
 dcpctl_dcpctl_CPPFLAGS = $(AM_CPPFLAGS) -DDCPD_SBINDIR='"$(sbindir)"'
 dcpctl_dcpctl_LDADD = libdcpclient.la $(DCPD_LIBS)
-dcpctl_dcpctl_LDFLAGS = $(PROG_LDFLAGS)
+dcpctl_dcpctl_LDFLAGS = $(PIE_FLAGS)

@@ -11,7 +11,7 @@ libdcpd_a_SOURCES += dcpd/admin/counters.c dcpd/admin/counters.h \
 sbin_PROGRAMS += dcpd/dcpd
 dcpd_dcpd_SOURCES = dcpd/main.c
 dcpd_dcpd_LDADD = $(DCPD_LIBS)
-dcpd_dcpd_LDFLAGS = $(PROG_LDFLAGS)
+dcpd_dcpd_LDFLAGS = $(PIE_FLAGS)
 
 check_PROGRAMS += tests/unit/t_options
 TESTS += tests/unit/t_options
