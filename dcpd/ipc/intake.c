@@ -247,9 +247,24 @@ hand_over(struct dcpd_client *c, struct held *h)
 	dcpd_submit_free(&h->s);
 }
 
-/* Copy, check, admit. NULL, or the fault for which the client goes. */
+/*
+ * The entry and its block are copied: they are the client's again. Before
+ * anybody can answer, so that who has the answer can reuse the space.
+ */
+static void
+taken(struct dcpd_client *c)
+{
+	c->sq_head++;
+	__atomic_store_n(&c->s->sq_head, c->sq_head, __ATOMIC_RELEASE);
+}
+
+/*
+ * Copy, check, admit. NULL, or the fault for which the client goes. *out
+ * stays NULL when the request is refused: *rc and text then say why.
+ */
 static const char *
-submit(struct dcpd_client *c, const struct dcpr_sqe *e)
+copy_submission(struct dcpd_client *c, const struct dcpr_sqe *e,
+    struct held **out, int *rc, char *text, size_t cap)
 {
 	const uint8_t *block = c->cli + DCPR_PAGE + SQ_ENTRIES * 64u + e->off;
 	const uint32_t vocab = c->ipc->cfg.vocab;
@@ -257,38 +272,28 @@ submit(struct dcpd_client *c, const struct dcpr_sqe *e)
 	const char *fault;
 	struct held *h;
 	struct live *r;
-	char text[256];
 	uint64_t n;
-	int rc;
 
-	if (e->id != (c->id << 32 | c->next_req))
-		return "a request id is not the next one";
-	if (e->off % 8 != 0 || e->off > ARENA_BYTES ||
-	    e->len > ARENA_BYTES - e->off || e->len < sizeof w)
-		return "a request's offset and length are outside the arena";
 	copy_in(&w, block, sizeof w);
 	fault = check_sections(&w, e->len);
 	if (fault == NULL)
 		fault = dcpr_request_fault(&w, vocab);
 	if (fault != NULL)
 		return fault;
-	c->next_req++;
 	pthread_mutex_lock(&c->lock);
 	r = live_add(c, e->id, e->user_data);
 	pthread_mutex_unlock(&c->lock);
 	if (r == NULL)
 		return "no memory for its requests";
 	n = sizeof *h + memory_of(&w);
-	rc = admit(c, r, n, &w, text, sizeof text);
-	if (rc < 0) {
-		DCPD_COUNT(requests_refused, 1);
-		refuse(c, e->id, rc, text);
+	*rc = admit(c, r, n, &w, text, cap);
+	if (*rc < 0)
 		return NULL;
-	}
 	h = malloc(n);
 	if (h == NULL) {
 		uid_discharge(c, n);
-		refuse(c, e->id, -ENOMEM, "no memory for the request");
+		*rc = -ENOMEM;
+		snprintf(text, cap, "no memory for the request");
 		return NULL;
 	}
 	h->s = (struct dcpd_submit){
@@ -297,11 +302,39 @@ submit(struct dcpd_client *c, const struct dcpr_sqe *e)
 	h->charged = n;
 	DCPD_COUNT(queue_bytes, n);
 	fault = copy_request(h, block, &w, vocab);
-	if (fault != NULL) {
+	if (fault != NULL)
 		dcpd_submit_free(&h->s);
+	else
+		*out = h;
+	return fault;
+}
+
+/* NULL, or the fault. */
+static const char *
+submit(struct dcpd_client *c, const struct dcpr_sqe *e)
+{
+	struct held *h = NULL;
+	const char *fault;
+	char text[256];
+	int rc = 0;
+
+	if (e->id != (c->id << 32 | c->next_req))
+		return "a request id is not the next one";
+	if (e->off % 8 != 0 || e->off > ARENA_BYTES ||
+	    e->len > ARENA_BYTES - e->off ||
+	    e->len < sizeof(struct dcpr_request))
+		return "a request's offset and length are outside the arena";
+	c->next_req++;
+	fault = copy_submission(c, e, &h, &rc, text, sizeof text);
+	if (fault != NULL)
 		return fault;
+	taken(c);
+	if (h != NULL) {
+		hand_over(c, h);
+		return NULL;
 	}
-	hand_over(c, h);
+	DCPD_COUNT(requests_refused, 1);
+	refuse(c, e->id, rc, text);
 	return NULL;
 }
 
@@ -317,6 +350,7 @@ info(struct dcpd_client *c, uint64_t id)
 	free(json);
 }
 
+/* One submission, which this takes off the ring. NULL, or the fault. */
 static const char *
 entry(struct dcpd_client *c, const struct dcpr_sqe *e)
 {
@@ -332,6 +366,7 @@ entry(struct dcpd_client *c, const struct dcpr_sqe *e)
 	case DCPR_OP_CANCEL:
 		if (e->id >> 32 != c->id)
 			return "it cancelled another client's request";
+		taken(c);
 		pthread_mutex_lock(&c->lock);
 		live = live_find(c, e->id) != NULL;
 		pthread_mutex_unlock(&c->lock);
@@ -340,6 +375,7 @@ entry(struct dcpd_client *c, const struct dcpr_sqe *e)
 			ipc->ops.cancel(ipc->arg, c, e->id);
 		return NULL;
 	case DCPR_OP_INFO:
+		taken(c);
 		info(c, e->id);
 		return NULL;
 	}
@@ -394,8 +430,6 @@ intake_turn(struct dcpd_client *c)
 			break;
 		copy_in(&e, &sq[c->sq_head & (SQ_ENTRIES - 1)], sizeof e);
 		fault = entry(c, &e);
-		c->sq_head++;
-		__atomic_store_n(&c->s->sq_head, c->sq_head, __ATOMIC_RELEASE);
 		if (fault != NULL)
 			break;
 	}

@@ -94,10 +94,10 @@ static void
 on_bell(struct dcpd_client *c)
 {
 	pthread_mutex_lock(&c->lock);
-	if (!c->gone && c->out != NULL) {
-		c->space_asked = false;
+	/* Also with nothing queued: it has answered, and will not again. */
+	c->space_asked = false;
+	if (!c->gone && c->out != NULL)
 		emit_pump(c);
-	}
 	pthread_mutex_unlock(&c->lock);
 	ipc_activate(c);
 }

@@ -7,3 +7,8 @@ TESTS += tests/unit/t_ring
 tests_unit_t_ring_SOURCES = tests/unit/t_ring.c tests/unit/ring_server.c \
 	tests/unit/ring_server.h
 tests_unit_t_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
+noinst_PROGRAMS += tests/bench/bench_ipc
+tests_bench_bench_ipc_SOURCES = tests/bench/bench_ipc.c \
+	dcpctl/bench_ipc.c dcpctl/bench_ipc.h
+tests_bench_bench_ipc_LDADD = libdcpclient.la $(DCPD_LIBS)
