@@ -10,8 +10,7 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/status.c \
 	dcpd/sched/null_engine.c
 
-SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h \
-	tests/unit/sched_fake_text.c
+SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h
 
 check_PROGRAMS += tests/unit/t_pages
 TESTS += tests/unit/t_pages

@@ -160,15 +160,18 @@ dcpd_sched_requests(struct dcpd_sched *s)
 	pthread_mutex_lock(&s->lock);
 	for (const struct req *r = s->live; r != NULL; r = r->next) {
 		/* Its text job may be writing sizes: not known yet. */
-		bool sized = r->state != R_TEXT && r->encoded;
+		bool sized = r->encoded;
 		uint32_t prompt = sized ? r->n_prompt : 0;
+		/* In the inbox until the next step boundary. */
+		enum req_state state = r->state == R_TEXT && r->encoded ?
+		    R_WAIT : r->state;
 
 		/* Oldest first: the list has the newest in front. */
 		json_array_insert_new(a, 0, json_pack(
 		    "{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:f}",
 		    "id", (json_int_t)r->sub->id,
 		    "uid", (json_int_t)r->sub->uid,
-		    "state", state_name[r->state],
+		    "state", state_name[state],
 		    "prompt", (json_int_t)prompt,
 		    "prefilled", (json_int_t)(r->n_kv < prompt ? r->n_kv :
 		    prompt),

@@ -37,6 +37,26 @@ submit(struct dcpd_client *c, const struct fk_req *q)
 	return id;
 }
 
+/* Until n requests are live and none of them is with the text workers. */
+static void
+wait_encoded(unsigned n)
+{
+	unsigned live = 0, text = 1;
+
+	while (live < n || text > 0) {
+		json_t *list = dcpd_sched_requests(F.s), *o;
+		size_t i;
+
+		live = (unsigned)json_array_size(list);
+		text = 0;
+		json_array_foreach(list, i, o)
+			text += strcmp(json_string_value(json_object_get(o,
+			    "state")), "text") == 0;
+		json_decref(list);
+		usleep(100);
+	}
+}
+
 static void
 cancel(uint64_t id)
 {
@@ -150,8 +170,10 @@ START_TEST(cancelled_while_waiting)
 	ida = submit(F.c, &a);
 	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
 	idb = submit(F.c, &b);
+	wait_encoded(2);
 	fk_let(&F.e, 1);
 	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	ck_assert_int_eq(fk_status(&F, "waiting"), 1);
 	cancel(idb);
 	fk_let(&F.e, 1);
 	expect_abort(idb);
@@ -300,8 +322,8 @@ START_TEST(hi_behind_a_cancelled_60k_prefill)
 	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
 	fk_let(&F.e, 20);
 	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
-	hi.max_tokens = 5000;
 	idh = submit(F.c, &hi);
+	wait_encoded(2);
 	fk_let(&F.e, 1);
 	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
 	ck_assert_int_eq(fk_status(&F, "waiting"), 1);
@@ -477,33 +499,42 @@ END_TEST
 
 /* --- order ------------------------------------------------------------- */
 
+/* The pass in which a prompt that begins with this token was begun. */
+static size_t
+pass_of(uint32_t first)
+{
+	for (size_t i = 0; i < F.e.n_log; i++)
+		for (uint32_t k = 0; k < F.e.log[i].n_reqs; k++)
+			if (F.e.log[i].pass == DCPK_PREFILL &&
+			    F.e.log[i].first[k] == first)
+				return i;
+	ck_abort_msg("no prefill pass begins with %u", first);
+}
+
 START_TEST(first_come_first_served_but_for_priority)
 {
-	uint32_t *p = fk_prompt(1000, 100, 1);
-	struct fk_req q = tokens(p, 100, 5);
+	static const unsigned order[] = { 0, 4, 1, 3, 5, 2 };
+	uint32_t *p = fk_prompt(1000, 110, 1);
+	struct fk_req q[6];
 	uint64_t id[6];
 
 	fk_start(&F, (struct fk_spec){ .max_running = 1 }, NULL);
 	fk_gate(&F.e);
-	id[0] = submit(F.c, &q);
-	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
-	for (unsigned i = 1; i < 6; i++) {
-		q.p.priority = i == 4 ? 5 : i == 2 ? -1 : 0;
-		id[i] = submit(F.c, &q);
+	for (unsigned i = 0; i < 6; i++) {
+		q[i] = tokens(p + i, 100, 5);
+		q[i].p.priority = i == 4 ? 5 : i == 2 ? -1 : 0;
+		id[i] = submit(F.c, &q[i]);
+		if (i == 0)
+			ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
 	}
-	while (fk_status(&F, "live") < 6)
-		usleep(100);
+	wait_encoded(6);
 	fk_open_gate(&F.e);
 	for (unsigned i = 0; i < 6; i++)
-		expect_tokens(id[i], &q);
-#define BEFORE(a, b) \
-	ck_assert_uint_lt(fk_wait(id[a])->t_done, fk_wait(id[b])->t_first)
-	BEFORE(0, 4);
-	BEFORE(4, 1);
-	BEFORE(1, 3);
-	BEFORE(3, 5);
-	BEFORE(5, 2);
-#undef BEFORE
+		expect_tokens(id[i], &q[i]);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	for (unsigned i = 1; i < 6; i++)
+		ck_assert_uint_lt(pass_of(p[order[i - 1]]),
+		    pass_of(p[order[i]]));
 	free(p);
 	fk_stop(&F);
 }
@@ -512,9 +543,9 @@ END_TEST
 /* Small ones that would fit do not keep a large one waiting for ever. */
 START_TEST(nobody_overtakes_who_waits_for_pages)
 {
-	uint32_t *p = fk_prompt(1000, 600, 1);
-	struct fk_req a = tokens(p, 320, 60), b = tokens(p, 600, 20);
-	struct fk_req c = tokens(p, 10, 20);
+	uint32_t *p = fk_prompt(1000, 610, 1);
+	struct fk_req a = tokens(p, 320, 60), b = tokens(p + 1, 600, 20);
+	struct fk_req c = tokens(p + 2, 10, 20);
 	uint64_t ida, idb, idc;
 
 	fk_start(&F, (struct fk_spec){ .pages = 10 }, NULL);
@@ -522,12 +553,16 @@ START_TEST(nobody_overtakes_who_waits_for_pages)
 	ida = submit(F.c, &a);
 	ck_assert_int_eq(fk_wait_tokens(ida, 1, 5000), 0);
 	idb = submit(F.c, &b);
+	while (fk_status(&F, "waiting") == 0)
+		usleep(100);
 	idc = submit(F.c, &c);
 	expect_tokens(ida, &a);
 	expect_tokens(idb, &b);
 	expect_tokens(idc, &c);
-	ck_assert_uint_gt(fk_wait(idb)->t_first, fk_wait(ida)->t_done);
-	ck_assert_uint_gt(fk_wait(idc)->t_first, fk_wait(idb)->t_first);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	/* a's prefill and its 59 decode passes come first. */
+	ck_assert_uint_ge(pass_of(p[1]), 60);
+	ck_assert_uint_gt(pass_of(p[2]), pass_of(p[1]));
 	free(p);
 	fk_stop(&F);
 }
@@ -550,9 +585,7 @@ START_TEST(a_prefill_pass_holds_several_prompts)
 		if (i == 0)
 			ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
 	}
-	while (fk_status(&F, "live") < 4)
-		usleep(100);
-	usleep(50000);			/* all are through text */
+	wait_encoded(4);
 	fk_open_gate(&F.e);
 	for (unsigned i = 0; i < 4; i++)
 		expect_tokens(id[i], &q[i]);
@@ -589,9 +622,7 @@ START_TEST(decode_goes_on_beside_a_long_prefill)
 	ida = submit(F.c, &a);
 	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
 	idb = submit(F.c, &b);
-	while (fk_status(&F, "live") < 2)
-		usleep(100);
-	usleep(20000);
+	wait_encoded(2);
 	fk_open_gate(&F.e);
 	expect_tokens(ida, &a);
 	expect_tokens(idb, &b);
