@@ -52,7 +52,7 @@ check_decode(const struct dcpd_tokenizer *t, const json_t *ids, bool skip,
 	free(v);
 }
 
-static const char *const folder[] = { "tok-glm", "tok-ds" };
+static const char *const folder[] = { "tok-glm", "tok-ds", "tok-added" };
 
 START_TEST(golden_cases_of_the_reference_library)
 {
@@ -106,30 +106,82 @@ START_TEST(tiny_model_prompts)
 }
 END_TEST
 
+/* A folder of our own, gone at the end. */
+static void
+unxz(const char *name, const char *to)
+{
+	char cmd[2048];
+
+	snprintf(cmd, sizeof cmd, "xz -dc '%s/tests/data/tok/%s' >'%s'",
+	    text_srcdir(), name, to);
+	ck_assert_int_eq(system(cmd), 0);
+}
+
+static void
+remove_dir(const char *dir)
+{
+	char cmd[256];
+
+	snprintf(cmd, sizeof cmd, "rm -r '%s'", dir);
+	ck_assert_int_eq(system(cmd), 0);
+}
+
+/* 2,000 random strings: see tools/make_tok_golden.py. */
+START_TEST(random_texts)
+{
+	char dir[] = "/tmp/t_tokenizer.XXXXXX", path[64];
+	json_t *root, *texts, *all, *where, *list, *ids;
+	const char *name;
+	size_t i;
+
+	ck_assert_ptr_nonnull(mkdtemp(dir));
+	snprintf(path, sizeof path, "%s/random.json", dir);
+	unxz("random.json.xz", path);
+	root = text_json(path);
+	texts = json_object_get(root, "texts");
+	all = json_object_get(root, "ids");
+	ck_assert_uint_eq(json_array_size(texts), 2000);
+	ck_assert_uint_eq(json_object_size(all), 3);
+	json_object_foreach(all, name, list) {
+		struct dcpd_tokenizer *t;
+
+		where = json_object_get(json_object_get(root, "folders"),
+		    name);
+		t = text_tokenizer(json_string_value(where));
+		json_array_foreach(list, i, ids) {
+			json_t *s = json_array_get(texts, i);
+
+			check_ids(t, json_string_value(s),
+			    json_string_length(s), 0, ids);
+			check_decode(t, ids, false, s);
+		}
+		dcpd_tokenizer_close(t);
+	}
+	json_decref(root);
+	remove_dir(dir);
+}
+END_TEST
+
 /* The real DeepSeek-V3 tokenizer (128,000 words) and 1,400 vectors. */
 START_TEST(deepseek_v3_vectors)
 {
-	char dir[] = "/tmp/t_tokenizer.XXXXXX", cmd[2048], line[65536];
-	const char *src = text_srcdir();
+	char dir[] = "/tmp/t_tokenizer.XXXXXX", path[64], line[65536];
 	struct dcpd_tokenizer *t;
 	unsigned n = 0;
 	double begin;
 	FILE *f;
 
 	ck_assert_ptr_nonnull(mkdtemp(dir));
-	snprintf(cmd, sizeof cmd,
-	    "xz -dc '%s/tests/data/tok/deepseek-v3/tokenizer.json.xz' >"
-	    "'%s/tokenizer.json' && "
-	    "xz -dc '%s/tests/data/tok/deepseek-v3/vectors.jsonl.xz' >"
-	    "'%s/vectors.jsonl'", src, dir, src, dir);
-	ck_assert_int_eq(system(cmd), 0);
+	snprintf(path, sizeof path, "%s/tokenizer.json", dir);
+	unxz("deepseek-v3/tokenizer.json.xz", path);
+	snprintf(path, sizeof path, "%s/vectors.jsonl", dir);
+	unxz("deepseek-v3/vectors.jsonl.xz", path);
 	begin = dcpd_now();
 	t = text_tokenizer(dir);
 	printf("opened in %.3f s\n", dcpd_now() - begin);
 	ck_assert_int_eq(dcpd_token_id(t, "<\uff5cUser\uff5c>"), 128803);
 	ck_assert_int_eq(dcpd_token_id(t, "</think>"), -1);
-	snprintf(cmd, sizeof cmd, "%s/vectors.jsonl", dir);
-	f = fopen(cmd, "r");
+	f = fopen(path, "r");
 	ck_assert_ptr_nonnull(f);
 	while (fgets(line, sizeof line, f) != NULL) {
 		json_t *c = json_loads(line, 0, NULL);
@@ -144,8 +196,7 @@ START_TEST(deepseek_v3_vectors)
 	fclose(f);
 	ck_assert_uint_eq(n, 1400);
 	dcpd_tokenizer_close(t);
-	snprintf(cmd, sizeof cmd, "rm -r '%s'", dir);
-	ck_assert_int_eq(system(cmd), 0);
+	remove_dir(dir);
 }
 END_TEST
 
@@ -158,7 +209,8 @@ main(void)
 	int bad;
 
 	tcase_set_timeout(tc, 120);
-	tcase_add_loop_test(tc, golden_cases_of_the_reference_library, 0, 2);
+	tcase_add_loop_test(tc, golden_cases_of_the_reference_library, 0, 3);
+	tcase_add_test(tc, random_texts);
 	tcase_add_test(tc, tiny_model_prompts);
 	tcase_add_test(tc, deepseek_v3_vectors);
 	suite_add_tcase(s, tc);
