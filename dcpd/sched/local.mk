@@ -31,3 +31,8 @@ check_PROGRAMS += tests/fuzz/fuzz_sched
 TESTS += tests/fuzz/fuzz_sched
 tests_fuzz_fuzz_sched_SOURCES = tests/fuzz/fuzz_sched.c $(SCHED_FAKE)
 tests_fuzz_fuzz_sched_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_text
+TESTS += tests/unit/t_sched_text
+tests_unit_t_sched_text_SOURCES = tests/unit/t_sched_text.c $(SCHED_FAKE)
+tests_unit_t_sched_text_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

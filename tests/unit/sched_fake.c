@@ -102,6 +102,9 @@ draw(struct fk_engine *e, const struct dcpk_plan *p, struct dcpk_result *res)
 
 		while (banned(adj + s->adj0, s->adjs, t))
 			t = (t + 1) % e->e.vocab;
+		if (e->script != NULL)
+			t = s->index < e->n_script ? e->script[s->index] :
+			    FK_EOS;
 		if (s->flags & DCPK_S_SCORE)
 			t = s->given;
 		else

@@ -37,6 +37,9 @@ struct fk_engine {
 	unsigned step_us;
 	uint64_t fail_at;		/* pass that fails; 0 = never */
 	double predict[3];
+	const uint32_t *script;		/* [n_script] what it says instead, in
+					   every answer; then the end token */
+	uint32_t n_script;
 	struct fk_pass *log;		/* [n_log] */
 	size_t n_log, cap_log;
 	struct dcpk_adjust *adj;	/* of the last sample that had any */
