@@ -37,8 +37,8 @@ struct part {
 /* --- the ring --- */
 
 /* The reader's head, checked. false: it lies, and the client has a fault. */
-static bool
-refresh_head(struct dcpd_client *c)
+bool
+emit_refresh(struct dcpd_client *c)
 {
 	uint32_t head = word_load(&c->c->cq_head);
 
@@ -77,7 +77,7 @@ have_space(struct dcpd_client *c, uint64_t len, uint64_t *at)
 {
 	DCPD_ASSERT(len <= RECORD_MAX);
 	return find_space(c, len, at) ||
-	    (refresh_head(c) && find_space(c, len, at));
+	    (emit_refresh(c) && find_space(c, len, at));
 }
 
 /* Put the entry in, its record being written already; not yet visible. */

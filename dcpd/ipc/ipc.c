@@ -96,7 +96,7 @@ on_bell(struct dcpd_client *c)
 	pthread_mutex_lock(&c->lock);
 	/* Also with nothing queued: it has answered, and will not again. */
 	c->space_asked = false;
-	if (!c->gone && c->out != NULL)
+	if (!c->gone && emit_refresh(c) && c->out != NULL)
 		emit_pump(c);
 	pthread_mutex_unlock(&c->lock);
 	ipc_activate(c);

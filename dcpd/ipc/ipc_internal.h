@@ -202,6 +202,7 @@ bool intake_arm(struct dcpd_client *);
 int emit_locked(struct dcpd_client *, struct live *,
     const struct dcp_event *);
 void emit_info(struct dcpd_client *, uint64_t id, const char *json);
+bool emit_refresh(struct dcpd_client *);	/* false: c->fault */
 bool emit_pump(struct dcpd_client *);	/* true: something moved */
 void emit_free_queue(struct dcpd_client *);
 

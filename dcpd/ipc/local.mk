@@ -12,3 +12,18 @@ noinst_PROGRAMS += tests/bench/bench_ipc
 tests_bench_bench_ipc_SOURCES = tests/bench/bench_ipc.c \
 	dcpctl/bench_ipc.c dcpctl/bench_ipc.h
 tests_bench_bench_ipc_LDADD = libdcpclient.la $(DCPD_LIBS)
+
+ring_test_sources = tests/unit/ring_server.c tests/unit/ring_server.h \
+	tests/unit/ring_probe.c tests/unit/ring_probe.h
+
+check_PROGRAMS += tests/unit/t_ring_threads
+TESTS += tests/unit/t_ring_threads
+tests_unit_t_ring_threads_SOURCES = tests/unit/t_ring_threads.c \
+	$(ring_test_sources)
+tests_unit_t_ring_threads_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_ring_kill
+TESTS += tests/unit/t_ring_kill
+tests_unit_t_ring_kill_SOURCES = tests/unit/t_ring_kill.c \
+	$(ring_test_sources)
+tests_unit_t_ring_kill_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
