@@ -27,3 +27,9 @@ TESTS += tests/unit/t_ring_kill
 tests_unit_t_ring_kill_SOURCES = tests/unit/t_ring_kill.c \
 	$(ring_test_sources)
 tests_unit_t_ring_kill_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/hostile/t_hostile
+TESTS += tests/hostile/t_hostile
+tests_hostile_t_hostile_SOURCES = tests/hostile/t_hostile.c \
+	tests/hostile/raw.c tests/hostile/raw.h $(ring_test_sources)
+tests_hostile_t_hostile_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
