@@ -11,3 +11,9 @@ libdcpd_a_SOURCES += dcpd/model/model.h \
 libdcpd_a_SOURCES += dcpd/kv/memplan.c dcpd/kv/memplan.h dcpd/kv/memtable.c
 libdcpd_a_SOURCES += dcpd/parallel/topology.c dcpd/parallel/topology.h \
 	dcpd/parallel/way.c
+
+check_PROGRAMS += tests/unit/t_config
+TESTS += tests/unit/t_config
+tests_unit_t_config_SOURCES = tests/unit/t_config.c tests/unit/model_util.h \
+	tests/unit/golden_rope.h
+tests_unit_t_config_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
