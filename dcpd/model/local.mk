@@ -17,3 +17,19 @@ TESTS += tests/unit/t_config
 tests_unit_t_config_SOURCES = tests/unit/t_config.c tests/unit/model_util.h \
 	tests/unit/golden_rope.h
 tests_unit_t_config_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_safetensors
+TESTS += tests/unit/t_safetensors
+tests_unit_t_safetensors_SOURCES = tests/unit/t_safetensors.c \
+	tests/unit/model_util.h tests/unit/st_util.h
+tests_unit_t_safetensors_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_topology
+TESTS += tests/unit/t_topology
+tests_unit_t_topology_SOURCES = tests/unit/t_topology.c tests/unit/model_util.h
+tests_unit_t_topology_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_way
+TESTS += tests/unit/t_way
+tests_unit_t_way_SOURCES = tests/unit/t_way.c tests/unit/model_util.h
+tests_unit_t_way_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
