@@ -19,13 +19,15 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 
+#include "kernels/cpu/prim_avx.h"
+
 #define PRIMS dcpc_avx2
 #define PRIMS_NAME "avx2"
 #define VN 8u
 #define HR 4u
 #define VR 2u
-#define GEMM_MR 4u
-#define GEMM_TILES(X) X(4, 3) X(2, 4) X(1, 8)
+#define GEMM_MR 6u
+#define GEMM_TILES(X) X(6, 2) X(4, 2) X(2, 4) X(1, 8)
 
 typedef __m256 vf;
 
@@ -76,8 +78,7 @@ v_store_n(float *p, vf v, uint32_t n)
 static inline vf
 v_load_bf16(const uint16_t *p)
 {
-	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(
-	    _mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+	return load8_bf16(p);
 }
 
 static inline vf
@@ -89,22 +90,10 @@ v_load_bf16_n(const uint16_t *p, uint32_t n)
 	return v_load_bf16(b);
 }
 
-/*
- * e4m3 has fp16's layout with one exponent bit and seven mantissa bits fewer:
- * moved into place its value is 2^-8 of what it was, subnormals included.
- */
 static inline vf
 v_load_e4m3(const uint8_t *p)
 {
-	__m128i b = _mm_cvtepu8_epi16(_mm_loadl_epi64(
-	    (const __m128i *)(const void *)p));
-	__m128i mag = _mm_and_si128(b, _mm_set1_epi16(0x7f));
-	__m128i nan = _mm_cmpeq_epi16(mag, _mm_set1_epi16(0x7f));
-	__m128i half = _mm_or_si128(_mm_slli_epi16(mag, 7),
-	    _mm_slli_epi16(_mm_andnot_si128(_mm_set1_epi16(0x7f), b), 8));
-
-	half = _mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
-	return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256));
+	return load8_e4m3(p);
 }
 
 static inline vf

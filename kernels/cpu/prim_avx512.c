@@ -19,13 +19,15 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #endif
 
+#include "kernels/cpu/prim_avx.h"
+
 #define PRIMS dcpc_avx512
 #define PRIMS_NAME "avx512"
 #define VN 16u
 #define HR 4u
 #define VR 4u
-#define GEMM_MR 8u
-#define GEMM_TILES(X) X(8, 3) X(4, 6) X(2, 8) X(1, 8)
+#define GEMM_MR 6u
+#define GEMM_TILES(X) X(6, 4) X(4, 4) X(2, 8) X(1, 8)
 
 typedef __m512 vf;
 
@@ -92,10 +94,7 @@ v_load_bf16_n(const uint16_t *p, uint32_t n)
 	return widen_bf16(_mm256_maskz_loadu_epi16(first(n), p));
 }
 
-/*
- * e4m3 has fp16's layout with one exponent bit and seven mantissa bits fewer:
- * moved into place its value is 2^-8 of what it was, subnormals included.
- */
+/* As load8_e4m3 does. */
 static inline vf
 widen_e4m3(__m128i bytes)
 {

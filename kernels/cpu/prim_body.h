@@ -95,6 +95,9 @@ gemm_tile(float *y, size_t ldy, const float *x, size_t ldx, const void *w,
 	UNROLL for (i = 0; i < mr * nr; i++)
 		acc[i] = v_zero();
 	for (p = 0; p + VN <= k; p += VN) {
+		UNROLL for (j = 0; mr < 6 && j < nr; j++)
+			__builtin_prefetch((const char *)w +
+			    (j * ldw + p) * (bf16 ? 2 : 4) + 1024);
 		UNROLL for (j = 0; j < nr; j++)
 			b[j] = load_w(w, j * ldw + p, bf16);
 		UNROLL for (i = 0; i < mr; i++) {
@@ -381,6 +384,26 @@ packed_at(float *packed, uint32_t place, uint32_t dim)
 	return packed + (size_t)(place / 16) * dim * 16 + place % 16;
 }
 
+/* One key to one place; dst [dim][16]. */
+static void
+pack1(float *dst, const char *src, enum dcpk_kv fmt, uint32_t dim)
+{
+	float buf[VN];
+	uint32_t d, l, u;
+	vf v;
+
+	for (d = 0; d < dim; d += VN) {
+		u = dim - d < VN ? dim - d : VN;
+		if (fmt == DCPK_KV_FP8)
+			v = v_load_e4m3_n((const uint8_t *)src + d, u);
+		else
+			v = load_w_n(src, d, u, fmt == DCPK_KV_BF16);
+		v_store(buf, v);
+		for (l = 0; l < u; l++)
+			dst[(d + l) * 16] = buf[l];
+	}
+}
+
 static void
 index_pack(float *packed, float *kscale, uint32_t at, uint32_t step,
     const struct dcpc_keys *keys, uint32_t row0, uint32_t n)
@@ -389,32 +412,31 @@ index_pack(float *packed, float *kscale, uint32_t at, uint32_t step,
 	const size_t bytes = (size_t)dim * (keys->fmt == DCPK_KV_F32 ? 4 :
 	    keys->fmt == DCPK_KV_BF16 ? 2 : 1);
 	const char *src = (const char *)keys->data + row0 * bytes;
-	float *dst, buf[VN];
-	uint32_t i, d, l, u;
-	vf v;
+	uint32_t i;
 
-	for (i = 0; i < n; i++, src += bytes, at += step) {
-		kscale[at] = keys->fmt == DCPK_KV_FP8 ?
+	for (i = 0; i < n; i++)
+		kscale[at + i * step] = keys->fmt == DCPK_KV_FP8 ?
 		    keys->scale[row0 + i] : 1.0f;
-		dst = packed_at(packed, at, dim);
-		for (d = 0; d < dim; d += VN) {
-			u = dim - d < VN ? dim - d : VN;
-			if (keys->fmt == DCPK_KV_F32)
-				v = load_w_n(src, d, u, false);
-			else if (keys->fmt == DCPK_KV_BF16)
-				v = load_w_n(src, d, u, true);
-			else
-				v = v_load_e4m3_n((const uint8_t *)src + d, u);
-			v_store(buf, v);
-			for (l = 0; l < u; l++)
-				dst[(d + l) * 16] = buf[l];
+	i = 0;
+	while (i < n) {
+#ifdef HAVE_PACK8
+		if (step == 1 && (at + i) % 8 == 0 && n - i >= 8 &&
+		    dim % 8 == 0) {
+			pack8(packed_at(packed, at + i, dim), src + i * bytes,
+			    bytes, keys->fmt, dim);
+			i += 8;
+			continue;
 		}
+#endif
+		pack1(packed_at(packed, at + i * step, dim), src + i * bytes,
+		    keys->fmt, dim);
+		i++;
 	}
 }
 
 /*
  * hr heads against vr vectors of keys (a tile is 16/VN of them): adds each
- * head's share to s. `wrap` is the distance in floats between tiles.
+ * head's share to s. `stride` is the distance in floats between vectors.
  */
 INLINE void
 score_tile(vf s[8], const float *q, const float *w, uint32_t dim,
