@@ -1,1 +1,24 @@
-# integration, parity, fuzz, hostile, bench
+# parity, integration and bench: programs and scripts that hold the whole
+# against an independent reference. Each part's unit tests are in its own
+# fragment.
+
+check_PROGRAMS += tests/parity/fwd
+tests_parity_fwd_SOURCES = tests/parity/fwd.c
+tests_parity_fwd_LDADD = $(DCPD_LIBS)
+
+noinst_PROGRAMS += tests/bench/floor
+tests_bench_floor_SOURCES = tests/bench/floor.c
+tests_bench_floor_LDADD = $(DCPD_LIBS)
+
+PARITY_TESTS = tests/parity/test_tiny.py tests/parity/test_fixtures.py \
+	tests/parity/test_cases.py tests/parity/test_layouts.py
+MODEL_TESTS = tests/integration/test_model.py
+
+EXTRA_DIST += $(PARITY_TESTS) $(MODEL_TESTS) tests/lib/parity.py \
+	tests/lib/dcpclient.py tests/lib/daemon.py tools/accuracy
+
+# What the parity tests unpack and derive.
+clean-local: clean-parity
+clean-parity:
+	rm -rf tests/parity/work
+.PHONY: clean-parity
