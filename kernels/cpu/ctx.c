@@ -505,6 +505,14 @@ copy_out(void *buf, size_t cap, const void *src, size_t n)
 	return (int64_t)n;
 }
 
+static int
+by_position(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
 static int64_t
 cpu_peek(struct dcpk_ctx *c, enum dcpk_peek what, uint32_t layer,
     uint32_t rank, uint32_t row, void *buf, size_t cap)
@@ -525,6 +533,9 @@ cpu_peek(struct dcpk_ctx *c, enum dcpk_peek what, uint32_t layer,
 		if (c->keep == NULL || row >= c->rows)
 			return -EINVAL;
 		at = (size_t)layer * c->M + row;
+		/* Kept rank by rank; ascending is what was promised. */
+		qsort(c->keep + at * c->s.model.topk, c->keep_n[at],
+		    sizeof(uint32_t), by_position);
 		return copy_out(buf, cap, c->keep + at * c->s.model.topk,
 		    c->keep_n[at] * sizeof(uint32_t));
 	case DCPK_PEEK_POOL_ROW:

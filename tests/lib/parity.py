@@ -164,18 +164,9 @@ class Fwd:
     def run(self, **job):
         """The answer of one job; .logits [entries][vocab] and .select
         {(request, position, layer): positions} are read back."""
-        if self.p is None:
-            self.start()
         job.setdefault("out", self.out)
         job["prompts"] = [list(map(int, p)) for p in job["prompts"]]
-        self.p.stdin.write(json.dumps(job) + "\n")
-        self.p.stdin.flush()
-        line = self.p.stdout.readline()
-        if not line:
-            rc = self.p.wait()
-            self.p = None
-            raise AssertionError(f"fwd died with status {rc} in {label(job)}")
-        a = json.loads(line)
+        a = self.ask(job)
         if "error" in a:
             return a
         a["logits"] = np.fromfile(job["out"] + ".logits", np.float32) \
@@ -183,6 +174,30 @@ class Fwd:
         if job.get("select"):
             a["select"] = self.selections(job["out"] + ".select")
         return a
+
+    def encode(self, model, texts):
+        """Ids of each text, by the tokenizer of the model's folder."""
+        a = self.ask(dict(model=model, encode=texts))
+        if "error" in a:
+            raise AssertionError(a["error"])
+        return a["ids"]
+
+    def ask(self, job):
+        if self.p is None:
+            self.start()
+        self.p.stdin.write(json.dumps(job) + "\n")
+        self.p.stdin.flush()
+        line = self.p.stdout.readline()
+        if not line:
+            rc = self.end()
+            raise AssertionError(f"fwd died with status {rc} in {label(job)}")
+        return json.loads(line)
+
+    def end(self):
+        with self.p:
+            self.p.stdin.close()
+        rc, self.p = self.p.returncode, None
+        return rc
 
     @staticmethod
     def selections(path):
@@ -195,9 +210,7 @@ class Fwd:
 
     def close(self):
         if self.p is not None:
-            self.p.stdin.close()
-            rc = self.p.wait()
-            self.p = None
+            rc = self.end()
             if rc != 0:
                 raise AssertionError(f"fwd ended with status {rc}")
         for ext in ("logits", "select"):

@@ -43,11 +43,7 @@ class LayoutsAgree(ParityCase):
                 lines = [json.loads(x) for x in f]
             cls.rows += [(kind, i, e["prompt"]) for i, e in
                          enumerate(lines[:20 if LONG else n])]
-        a = cls.fwd.run(encode=[p for _, _, p in cls.rows], model=TINY,
-                        prompts=[])
-        if "error" in a:
-            raise AssertionError(a["error"])
-        cls.prompts = a["ids"]
+        cls.prompts = cls.fwd.encode(TINY, [p for _, _, p in cls.rows])
         cls.base = cls.fwd.run(model=TINY, prompts=cls.prompts, decode=ANSWER,
                                stop_at_eos=True, chunk=512, batch=8)
         if "error" in cls.base:
