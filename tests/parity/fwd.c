@@ -440,7 +440,8 @@ take_select(struct run *r, const struct dcpk_plan *p, struct part *parts,
 
 /*
  * CASES 9: a row is quantised once, so the bytes of the pool and those of the
- * last gather buffer are the same. First request of the pass, last layer.
+ * last gather buffer are the same. Last layer; passes of one request, whose
+ * buffer is still there at the end.
  */
 static int
 check_gather(struct run *r, const struct dcpk_plan *p, const struct part *parts,
@@ -530,7 +531,7 @@ pass_run(struct run *r, enum dcpk_pass pass, struct part *parts, uint32_t n,
 	rc = take_logits(r, p, parts, err);
 	if (rc == 0 && r->f_select != NULL)
 		rc = take_select(r, p, parts, err);
-	if (rc == 0 && r->j.check_gather && pass == DCPK_PREFILL)
+	if (rc == 0 && r->j.check_gather && pass == DCPK_PREFILL && n == 1)
 		rc = check_gather(r, p, parts, err);
 	for (uint32_t i = 0; i < n; i++)
 		parts[i].s->cached += parts[i].rows;
@@ -616,6 +617,9 @@ device_open(struct run *r, struct dcpd_err *err)
 	struct dcpk_err ke = { "" };
 	int rc;
 
+	/* The logits kept for a peek are those of max_rows samples. */
+	if (j->all_logits && su.max_rows < j->chunk)
+		su.max_rows = j->chunk;
 	rc = be->open(&su, &r->ctx, &ke);
 	if (rc != 0)
 		return dcpd_fail(err, rc, "open: %s", ke.text);

@@ -95,9 +95,10 @@ class Kdims(ParityCase):
                       dict(tp=8, cp=2, dcp=4, strategy="zigzag")):
                 with self.subTest(label(d), kv=kv):
                     a = self.job(model=self.path, prompts=prompts, chunk=64,
-                                 way="kv", kv=kv, check_gather=True,
+                                 way="kv", batch=1, kv=kv, check_gather=True,
                                  check_replicas=True, **d)
-                    self.assertGreaterEqual(a["gathered"], 8 * (64 + 128))
+                    self.assertEqual(a["gathered"], 8 * (
+                        64 + 128 + 192 + 200 + 64 + 77))
                     self.assertEqual(a["gathered_differ"], 0)
                     self.assertEqual(a["replicas_differ"], 0)
 
@@ -163,16 +164,24 @@ class Kdims(ParityCase):
                 self.assertTrue(np.array_equal(a["logits"], b["logits"]))
 
 
+def no_position_in_layer_0(w):
+    """Index keys of layer 0 that depend on the token alone."""
+    p = "model.layers.0.self_attn.indexer.k_norm."
+    for n in (p + "weight", p + "bias"):
+        w[n] = w[n].copy()
+        w[n][:64] = 0                  # the RoPE part
+
+
 class Ties(ParityCase):
-    """CASES 16: equal scores at the k-th place."""
+    """CASES 16, 17: equal scores at the k-th place; one rank's winners."""
 
     runs = 25
 
-    def model(self, name, change):
+    def model(self, name, change, **cfg):
         src = fixture("glm-kdims8")
         w = dict(weights(src))
         change(w)
-        cfg = read_json(src, "config.json")
+        cfg = dict(read_json(src, "config.json"), **cfg)
         path = write_model(os.path.join(WORK, name), cfg, w)
         return path, R.Model(cfg, w)
 
@@ -196,12 +205,7 @@ class Ties(ParityCase):
         """Layer 0 keys that depend on the token alone, and few tokens: long
         runs of exactly equal scores, cut by the k-th place. The reference
         rounds its scores, so that float64 noise makes no order."""
-        def flat(w):
-            p = "model.layers.0.self_attn.indexer.k_norm."
-            for n in (p + "weight", p + "bias"):
-                w[n] = w[n].copy()
-                w[n][:64] = 0          # no RoPE part, so no position
-        path, ref = self.model("ties-flat", flat)
+        path, ref = self.model("ties-flat", no_position_in_layer_0)
         rng = np.random.Generator(np.random.PCG64(3))
         prompts = [rng.choice([5, 9, 77], 400).tolist(),
                    rng.choice([12, 200], 333).tolist()]
@@ -226,9 +230,43 @@ class Ties(ParityCase):
                                         f"{key}: {set(g) ^ set(w)}")
                 done += 1
 
+    def test_all_winners_on_one_rank(self):
+        """Layer 0, k = 24: token A scores above token B for either as the
+        query, and A is only at 5 mod 8, so rank 5 of 8 has every winner."""
+        path, ref = self.model("one-rank", no_position_in_layer_0,
+                               index_topk=24)
+        sc = ref.forward(list(range(2, 130)))["scores"][0]
+        a, b = next((i, j) for i in range(2, 128) for j in range(2, i)
+                    if sc[i, i] > sc[i, j] + 0.1 and
+                    ref.forward([i + 2, j + 2])["scores"][0][1, 0] >
+                    ref.forward([i + 2, j + 2])["scores"][0][1, 1] + 0.1)
+        p = [a + 2 if i % 8 == 5 else b + 2 for i in range(300)]
+        out = ref.forward(p)
+        want = {pos: set(row[row >= 0].tolist())
+                for pos, row in enumerate(out["topk"][0])}
+        lone = [pos for pos, w in want.items() if pos >= 24 and
+                all(x % 8 == 5 for x in w)]
+        self.assertGreater(len(lone), 100)
+        for d in TP8:
+            with self.subTest(label(d)):
+                r = self.job(model=path, prompts=[p], decode=3, select=True,
+                             chunk=128, **d)
+                for pos in lone:
+                    got = r["select"][0, pos, 0].tolist()
+                    self.assertEqual(len(got), 24)
+                    self.assertTrue(all(x % 8 == 5 for x in got), got)
+                last = [e for e in enumerate(r["entries"])
+                        if e[1] == [0, 299]][0][0]
+                self.assertTrue(np.isfinite(r["logits"]).all())
+                self.assertLess(np.abs(r["logits"][last] -
+                                       out["logits"][-1]).max(), 1e-3)
+
 
 class Outliers(ParityCase):
     """CASES 17, on dsv32-yarn: every layer has its own indexer."""
+
+    # A NaN row that *is* selected is another matter: the merge takes a shard
+    # with NaN for an empty one, so layouts differ there, by design.
 
     BAD = 7
 
@@ -272,12 +310,6 @@ class Outliers(ParityCase):
         # From k on there are always k other keys, so no NaN row is needed.
         p = self.prompt(140, lambda i: i > 30 and i % 9 == 4)
         self.compare(p, 0)
-
-    def test_all_winners_on_one_rank(self):
-        # Only positions that are 2 mod 4 are numbers: with D = 4 every key
-        # that can win is on rank 2. A layer heals once it has k such keys.
-        p = self.prompt(420, lambda i: i % 4 != 2)
-        self.compare(p, 24 * 4 * 3 + 8)
 
 
 class ManyHeads(ParityCase):
