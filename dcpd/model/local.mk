@@ -39,3 +39,8 @@ TESTS += tests/unit/t_weights
 tests_unit_t_weights_SOURCES = tests/unit/t_weights.c \
 	tests/unit/model_util.h tests/unit/st_util.h
 tests_unit_t_weights_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_memplan
+TESTS += tests/unit/t_memplan
+tests_unit_t_memplan_SOURCES = tests/unit/t_memplan.c tests/unit/model_util.h
+tests_unit_t_memplan_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

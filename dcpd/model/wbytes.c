@@ -60,6 +60,7 @@ count_tensor(void *arg, uint32_t layer, enum dcpk_tensor t, uint32_t expert)
 	struct count *c = arg;
 	struct dcpd_slice s[DCPK_MAX_RANKS];
 	uint32_t n, k, i, n_slices, r;
+	uint64_t left;
 
 	dcpd_tensor_shape(&c->cfg->m, t, &n, &k);
 	n_slices = dcpd_slices(&c->cfg->m, c->topo, t, n, k, s);
@@ -67,9 +68,8 @@ count_tensor(void *arg, uint32_t layer, enum dcpk_tensor t, uint32_t expert)
 		uint64_t bytes = kept_bytes(c, layer, t, expert,
 		    s[i].n1 - s[i].n0, s[i].k1 - s[i].k0);
 
-		for (r = 0; r < c->topo->world; r++) {
-			if ((s[i].ranks >> r & 1) == 0)
-				continue;
+		for (left = s[i].ranks; left != 0; left &= left - 1) {
+			r = (uint32_t)__builtin_ctzll(left);
 			*line(c, layer, t, s[i].ranks, &c->out[r]) += bytes;
 			if (c->cpu)
 				break;
