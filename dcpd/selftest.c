@@ -7,12 +7,12 @@
 
 #include "dcpd/selftest.h"
 
-struct tiny_plan {
+struct tiny_plan {		/* arrays of a plan begin at multiples of 16 */
 	struct dcpk_plan head;
-	struct dcpk_row row;
-	struct dcpk_req req;
-	uint32_t page, pad;
-	struct dcpk_sample sample;
+	_Alignas(16) struct dcpk_row row;
+	_Alignas(16) struct dcpk_req req;
+	_Alignas(16) uint32_t page;
+	_Alignas(16) struct dcpk_sample sample;
 };
 
 static void

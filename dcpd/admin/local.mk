@@ -17,3 +17,14 @@ check_PROGRAMS += tests/unit/t_options
 TESTS += tests/unit/t_options
 tests_unit_t_options_SOURCES = tests/unit/t_options.c
 tests_unit_t_options_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+# The daemon as a whole
+check_LTLIBRARIES += tests/integration/libdcp_cuda.la
+tests_integration_libdcp_cuda_la_SOURCES = tests/integration/fake_cuda.c
+tests_integration_libdcp_cuda_la_LDFLAGS = $(AM_LDFLAGS) -module \
+	-avoid-version -rpath /nowhere
+TESTS += tests/integration/startup.sh tests/integration/daemon.sh \
+	tests/integration/answer.sh tests/integration/man_pages.sh
+EXTRA_DIST += tests/integration/lib.sh tests/integration/startup.sh \
+	tests/integration/daemon.sh tests/integration/answer.sh \
+	tests/integration/man_pages.sh

@@ -38,7 +38,7 @@ load_module(const struct dcpk_backend **out, struct dcpd_err *err)
 	if (access(path, F_OK) != 0)
 		return dcpd_fail(err, -ENOENT, "--device cuda: no CUDA module: "
 		    "%.200s is not there, dcpd was built without it; use "
-		    "--device cpu, or build with ./configure --with-cuda=yes",
+		    "--device cpu, or install the module of this release",
 		    path);
 	so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (so == NULL)

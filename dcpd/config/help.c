@@ -215,7 +215,7 @@ dcpd_flags_man(FILE *f)
 		snprintf(all, sizeof all, "%s", d->aliases);
 		for (alias = strtok_r(all, "|", &save); alias != NULL;
 		    alias = strtok_r(NULL, "|", &save)) {
-			fputs(alias == all ? "Also " : "and ", f);
+			fputs(alias == all ? ".br\nAlso " : "and ", f);
 			roff(f, strlen(alias) == 1 ? "-" : "--");
 			roff(f, alias);
 			fputs(save != NULL && *save != '\0' ? "\n" : ".\n", f);

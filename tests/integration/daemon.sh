@@ -1,0 +1,142 @@
+#!/bin/sh
+# The life of a daemon without a model: requests, drain, signals, a step that
+# takes long.
+set -eu
+. "${srcdir:-.}/tests/integration/lib.sh"
+
+now_ms() { date +%s%3N; }
+
+start --engine null --null-step-us 2000 --dcp-size 4 --tp 4
+ctl version | grep -q "dcpd 0" || fail "version"
+ctl status -j >"$work/o"
+json "$work/o" 'o["ready"] and o["state"] == "ready" and len(o["ranks"]) == 4'
+json "$work/o" '[p["name"] for p in o["phases"]] ==
+    ["config", "open", "self-test", "listening"]'
+
+# The stream is deterministic, and what -j prints is what was promised.
+ctl generate --tokens 1,2,3 --max-tokens 20 --top-logprobs 3 -j >"$work/a"
+ctl generate --tokens 1,2,3 --max-tokens 20 -j >"$work/b"
+json "$work/a" 'len(o["tokens"]) == 20 and o["finish_reason"] == "length"
+    and o["usage"]["prompt_tokens"] == 3
+    and o["usage"]["completion_tokens"] == 20
+    and len(o["top_logprobs"]) == 20
+    and all(len(t) == 3 for t in o["top_logprobs"])
+    and all(t[0][1] >= t[1][1] >= t[2][1] for t in o["top_logprobs"])
+    and all(t[0][0] == k for t, k in zip(o["top_logprobs"], o["tokens"]))'
+json "$work/b" 'o["tokens"] == '"$(python3 -c 'import json, sys
+print(json.load(open(sys.argv[1]))["tokens"])' "$work/a")"' and
+    o["top_logprobs"] == []'
+
+# Mistakes of a request come back as its error.
+for bad in "--tokens 5000 " "--tokens 1,x" "--prompt x" "--max-tokens 3" \
+    "--tokens 1 --top-p 7 --temperature 1" "--tokens 1 --nonsense"; do
+	# shellcheck disable=SC2086
+	if ctl generate $bad >/dev/null 2>"$work/err"; then
+		fail "generate $bad: not refused"
+	fi
+	[ "$(wc -l <"$work/err")" = 1 ] || fail "generate $bad: $(cat "$work/err")"
+done
+
+# Seen and cancelled from outside
+"$DCPCTL" --socket "$sock" generate --tokens 7 --max-tokens 100000 -j \
+    >"$work/c" 2>"$work/err" &
+client=$!
+n=0
+while ctl requests -j >"$work/r"; ! grep -q '"id"' "$work/r"; do
+	n=$((n + 1)); [ $n -lt 100 ] || fail "the request is not shown"
+	sleep 0.05
+done
+json "$work/r" 'len(o) == 1 and o[0]["prompt"] == 1'
+ctl clients -j >"$work/o"
+json "$work/o" 'any(c["pid"] == '$client' for c in o)'
+id=$(python3 -c 'import json, sys
+print(json.load(open(sys.argv[1]))[0]["id"])' "$work/r")
+ctl cancel 999999 2>"$work/err" && fail "cancel of nothing"
+ctl cancel "$id"
+rc=0; wait $client || rc=$?
+[ $rc = 1 ] || fail "a cancelled generate ends with $rc, want 1"
+ctl check >/dev/null || fail "check"
+ctl config -j >"$work/o"
+json "$work/o" 'o["dcp-size"] == 4 and o["engine"] == "null"'
+
+# Drain refuses new ones, exit code 4; resume takes them again.
+ctl drain --wait >/dev/null
+rc=0; ctl status >/dev/null || rc=$?
+[ $rc = 4 ] || fail "status while draining: $rc, want 4"
+ctl generate --tokens 1 2>"$work/err" >/dev/null && fail "drain let one in"
+ctl resume >/dev/null
+ctl generate --tokens 1 --max-tokens 2 -j >/dev/null || fail "resume"
+
+# The admin socket survives nonsense and somebody who never reads.
+python3 - "$sock.admin" <<'PY' || fail "admin socket and bad lines"
+import json, socket, sys, time
+def con():
+    s = socket.socket(socket.AF_UNIX); s.settimeout(5)
+    s.connect(sys.argv[1]); return s
+def ask(line):
+    s = con(); s.sendall(line); return json.loads(s.makefile().readline())
+assert not ask(b"nonsense\n")["ok"]
+assert not ask(b"[1]\n")["ok"]
+assert not ask(b'{"cmd": "nothing"}\n')["ok"]
+assert not ask(b'{"cmd": "cancel"}\n')["ok"]
+assert not ask(b'{"cmd": "cancel", "id": -1}\n')["ok"]
+assert "status" in ask(b'{"cmd": "help"}\n')["result"]
+s = con(); s.sendall(b"x" * 70000)
+try: assert s.recv(10) == b""
+except ConnectionResetError: pass
+lazy = [con() for _ in range(8)]
+for l in lazy:
+    l.setblocking(False)
+    try:
+        while True: l.send(b'{"cmd": "status"}\n')
+    except BlockingIOError: pass
+t = time.time()
+assert ask(b'{"cmd": "status"}\n')["ok"]
+assert time.time() - t < 1, "held up"
+PY
+
+# SIGTERM: what runs is finished first.
+ctl generate --tokens 1 --max-tokens 400 -j >"$work/o" &
+client=$!
+sleep 0.2
+stop 0
+wait $client || fail "the drained request"
+json "$work/o" 'len(o["tokens"]) == 400'
+
+# A second SIGTERM does not wait for it.
+start --engine null --null-step-us 10000
+ctl generate --tokens 1 --max-tokens 100000 -j >/dev/null 2>&1 &
+client=$!
+sleep 0.3
+kill -TERM "$daemon"
+sleep 0.3
+kill -0 "$daemon" 2>/dev/null || fail "did not drain"
+t=$(now_ms)
+stop 0
+[ $(($(now_ms) - t)) -lt 5000 ] || fail "the second signal waited"
+wait $client && fail "the cancelled request ended well"
+
+# --drain-timeout bounds it, too.
+start --engine null --null-step-us 10000 --drain-timeout 0.5
+ctl generate --tokens 1 --max-tokens 100000 -j >/dev/null 2>&1 &
+client=$!
+sleep 0.3
+t=$(now_ms)
+stop 0
+[ $(($(now_ms) - t)) -lt 5000 ] || fail "--drain-timeout did not bound"
+wait $client || :
+
+# While a step takes 4 s, status, requests and version answer at once.
+start --engine null --null-step-us 4000000
+ctl generate --tokens 1 --max-tokens 1 -j >"$work/o" &
+client=$!
+sleep 0.5
+t=$(now_ms)
+ctl status -j >"$work/st" || fail "status in a long step"
+ctl requests -j >"$work/r"
+[ $(($(now_ms) - t)) -lt 1500 ] || fail "a long step holds up dcpctl"
+json "$work/r" 'len(o) == 1'
+json "$work/st" 'o["counters"]["requests_running"] == 1'
+wait $client || fail "the slow request"
+stop 0
+echo "all ok"

@@ -1,0 +1,46 @@
+/*
+ * A module of --device cuda that finds no GPU: the loader and its refusals are
+ * tested with it. FAKE_ABI: the ABI that it claims.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+static int
+fake_bytes(const struct dcpk_setup *s, struct dcpk_bytes *b)
+{
+	memset(b, 0, s->topo.world * sizeof *b);
+	return 0;
+}
+
+static int
+fake_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
+    struct dcpk_err *err)
+{
+	snprintf(err->text, sizeof err->text, "no GPU here, --tp %u needs %u; "
+	    "use --device cpu", s->topo.world, s->topo.world);
+	return -ENODEV;
+}
+
+static struct dcpk_backend fake = {
+	.abi = DCPK_ABI, .size = sizeof fake, .name = "cuda",
+	.bytes = fake_bytes, .open = fake_open,
+};
+
+__attribute__((visibility("default")))
+const struct dcpk_backend *dcpk_backend_get(uint32_t abi);
+
+const struct dcpk_backend *
+dcpk_backend_get(uint32_t abi)
+{
+	const char *claim = getenv("FAKE_ABI");
+
+	if (claim != NULL)
+		fake.abi = (uint32_t)atoi(claim);
+	return &fake;
+}

@@ -1,0 +1,107 @@
+#!/bin/sh
+# Wrong configuration ends with exit code 78 and one last line that says what,
+# where and what to change; sockets are taken over only from the dead.
+set -eu
+. "${srcdir:-.}/tests/integration/lib.sh"
+
+copy() {	# a model folder to damage
+	rm -rf "$work/m"
+	mkdir "$work/m"
+	cp "$TINY"/*.json "$work/m"
+	ln -s "$(realpath "$TINY")/model.safetensors" "$work/m/"
+}
+edit() {	# PYTHON statement over the config object c
+	python3 -c 'import json, sys
+p = sys.argv[1] + "/config.json"
+c = json.load(open(p))
+exec(sys.argv[2])
+json.dump(c, open(p, "w"))' "$work/m" "$1"
+}
+
+# The model folder
+refused "folder missing" "$work/none" config.json -- --model "$work/none"
+mkdir "$work/empty"
+refused "folder empty" "$work/empty" config.json -- --model "$work/empty"
+copy; edit 'c["model_type"] = "llama"'
+refused "another architecture" llama glm_moe_dsa -- --model "$work/m"
+copy; edit 'c["hidden_size"] = 512'
+refused "wrong shape" "[2048, 512]" "[2048, 256]" -- --model "$work/m"
+copy; edit 'c["num_hidden_layers"] = 7; c["indexer_types"] += ["full"] * 3'
+refused "tensor missing" "model.layers." missing -- --model "$work/m"
+copy; rm "$work/m/model.safetensors"
+refused "no weights" "$work/m" safetensors -- --model "$work/m"
+copy; rm "$work/m/model.safetensors"; mkdir "$work/m/model.safetensors"
+refused "weights cannot be read" model.safetensors "" -- --model "$work/m"
+copy; rm "$work/m/model.safetensors"
+head -c 1000000 "$TINY/model.safetensors" >"$work/m/model.safetensors"
+refused "file cut short" model.safetensors "" -- --model "$work/m"
+copy; printf '{"model_type": ' >"$work/m/config.json"
+refused "no JSON" config.json "" -- --model "$work/m"
+copy; printf '{"version": 1' >"$work/m/tokenizer.json"
+refused "damaged tokenizer" tokenizer.json "" -- --model "$work/m"
+
+# Layout, memory, formats
+refused "dcp does not divide" --dcp-size "" -- --model "$TINY" --tp 8 \
+    --attn-dp-size 2 --attn-cp-size 4 --dcp-size 8 --enable-cp-decode-attn-tp
+refused "attention DP" --attn-dp-size "not built" -- --model "$TINY" --tp 8 \
+    --attn-dp-size 2 --dcp-size 4
+refused "heads" --tp heads -- --model "$TINY" --tp 16
+refused "pool too small" --kv-bytes-per-rank "" -- --model "$TINY" \
+    --kv-bytes-per-rank 1000
+refused "context above the pool" --max-context 16000 -- --model "$TINY" \
+    --kv-bytes-per-rank 1MiB --max-context 16000
+refused "context above the model" --max-context 16384 -- --model "$TINY" \
+    --max-context 20000
+refused "quantization" --quantization none -- --model "$TINY" \
+    --quantization fp8
+refused "page size" --page-size 64 -- --model "$TINY" --page-size 128
+refused "unknown flag" --dpc-size --dcp-size -- --model "$TINY" --dpc-size 8
+refused "http" --http "not built" -- --model "$TINY" --http :8000
+
+# Devices: no module, no module at all, another release's, no GPU
+DCPD_MODULE_DIR=$work refused "no CUDA module" "no CUDA module" \
+    "--device cpu" -- --model "$TINY" --device cuda
+echo nonsense >"$work/libdcp_cuda.so"
+DCPD_MODULE_DIR=$work refused "a module that is none" libdcp_cuda.so \
+    "--device cpu" -- --model "$TINY" --device cuda
+if [ -n "${FAKE_MODULE_DIR:-}" ]; then
+	export DCPD_MODULE_DIR="$FAKE_MODULE_DIR"
+	FAKE_ABI=9 refused "another ABI" "another release" "from one build" \
+	    -- --model "$TINY" --device cuda
+	refused "no GPU" "no GPU here" "" -- --model "$TINY" --device cuda \
+	    --kv-bytes-per-rank 1MiB
+	unset DCPD_MODULE_DIR
+fi
+
+# Sockets
+sock=$work/none/s
+refused "no folder for the socket" "$work/none" "create it" -- --engine null
+sock=$work/s
+echo text >"$sock"
+refused "a file in the socket's place" "not a socket" "$sock" -- --engine null
+rm "$sock"
+start --engine null
+refused "another daemon listens" "in use" --socket -- --engine null
+ctl status -j >/dev/null || fail "the first daemon is not well"
+[ "$(stat -c %a "$sock")" = 660 ] || fail "mode of the socket"
+[ "$(stat -c %a "$sock.admin")" = 600 ] || fail "mode of the admin socket"
+kill -9 "$daemon"
+wait "$daemon" || :
+daemon=
+[ -S "$sock" ] || fail "the dead daemon's socket should lie here"
+start --engine null --socket-mode 600
+[ "$(stat -c %a "$sock")" = 600 ] || fail "--socket-mode 600"
+stop 0
+[ ! -e "$sock" ] && [ ! -e "$sock.admin" ] || fail "sockets left behind"
+
+# Not running: exit code 3
+rc=0
+ctl status 2>"$work/log" || rc=$?
+[ $rc = 3 ] || fail "status without a daemon: $rc, want 3"
+rc=0
+ctl generate --prompt x 2>"$work/log" || rc=$?
+[ $rc = 3 ] || fail "generate without a daemon: $rc, want 3"
+rc=0
+ctl nonsense 2>"$work/log" || rc=$?
+[ $rc = 2 ] || fail "no such command: $rc, want 2"
+echo "all ok"
