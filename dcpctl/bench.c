@@ -12,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "dcpctl/bench_ipc.h"
 #include "dcpctl/ctl.h"
 
 struct stream {
@@ -321,11 +322,7 @@ ipc(int argc, char **argv)
 		v[n++] = "-j";
 	for (int i = 1; i < argc; i++)
 		v[n++] = argv[i];
-#ifdef HAVE_BENCH_IPC
 	rc = bench_ipc_main(n, v);
-#else
-	rc = ctl_fail(CTL_FAILED, "bench ipc: not in this build");
-#endif
 	free(v);
 	return rc;
 }

@@ -156,6 +156,4 @@ int ctl_help(int argc, char **argv);
 /* "tokens 120 of 4096" per rank, from a status object. */
 void ctl_print_ranks(const json_t *status);
 
-int bench_ipc_main(int argc, char **argv);	/* bench_ipc.c */
-
 #endif

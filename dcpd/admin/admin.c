@@ -349,7 +349,7 @@ admin_main(void *arg)
 			    strerror(errno));
 			break;
 		}
-		dcpd_admin_watch();
+		dcpd_admin_watch(a->run);
 		if ((p[1].revents & POLLIN) &&
 		    read(a->wake_fd, &n, sizeof n) == sizeof n)
 			slow_finish(a);

@@ -63,6 +63,6 @@ struct dcpd_admin_command {
 };
 const struct dcpd_admin_command *dcpd_admin_find(const char *name);
 /* Once a second: notices that requests run but no step ends. */
-void dcpd_admin_watch(void);
+void dcpd_admin_watch(struct dcpd_run *);
 
 #endif

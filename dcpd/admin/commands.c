@@ -14,26 +14,28 @@
 
 #define STUCK_S 30.0	/* no step for so long, with requests running */
 
-static uint64_t seen_steps;
-static _Atomic uint64_t step_changed_ns;
+/* Admin thread, and a slow command's. */
+static _Atomic uint64_t seen_steps, step_changed_ns;
+static _Atomic bool busy;
 
 void
-dcpd_admin_watch(void)
+dcpd_admin_watch(struct dcpd_run *run)
 {
 	uint64_t steps = DCPD_COUNTER(steps);
 
-	if (steps != seen_steps || DCPD_COUNTER(requests_running) == 0 ||
-	    step_changed_ns == 0)
+	pthread_rwlock_rdlock(&run->lock);
+	busy = run->sched != NULL && !dcpd_sched_idle(run->sched);
+	pthread_rwlock_unlock(&run->lock);
+	if (steps != seen_steps || !busy || step_changed_ns == 0)
 		step_changed_ns = dcpd_now_ns();
 	seen_steps = steps;
 }
 
-/* Seconds since a step ended while requests were running. */
+/* Seconds since a step ended, while there are requests. */
 static double
 step_age(void)
 {
-	return step_changed_ns == 0 ? 0 :
-	    (double)(dcpd_now_ns() - step_changed_ns) * 1e-9;
+	return !busy ? 0 : (double)(dcpd_now_ns() - step_changed_ns) * 1e-9;
 }
 
 static int
@@ -102,8 +104,7 @@ status(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 			json_object_update_missing(r, s);
 		json_decref(s);
 		json_object_set_new(r, "since_step_s",
-		    json_real(DCPD_COUNTER(requests_running) == 0 ? 0 :
-		    step_age()));
+		    json_real(step_age()));
 	}
 	return r;
 }

@@ -136,7 +136,7 @@ ctl status -j >"$work/st" || fail "status in a long step"
 ctl requests -j >"$work/r"
 [ $(($(now_ms) - t)) -lt 1500 ] || fail "a long step holds up dcpctl"
 json "$work/r" 'len(o) == 1'
-json "$work/st" 'o["counters"]["requests_running"] == 1'
+json "$work/st" 'o["live"] == 1'
 wait $client || fail "the slow request"
 stop 0
 echo "all ok"
