@@ -469,7 +469,9 @@ dcpd_ipc_reserve(struct dcpd_client *c, uint64_t id, uint32_t max_tokens,
 	} else {
 		/* and one entry for the end */
 		bytes = (max_tokens + 1ull) * per + r->echo_bytes;
-		if (uid_charge(c, bytes))
+		if (bytes > c->ipc->cfg.max_bytes_uid)
+			rc = -EMSGSIZE;
+		else if (uid_charge(c, bytes))
 			r->reserved += bytes;
 		else
 			rc = -EDQUOT;

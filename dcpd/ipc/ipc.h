@@ -79,7 +79,8 @@ int dcpd_ipc_emit(struct dcpd_client *, uint64_t id, const struct dcp_event *ev)
 
 /*
  * Reserve what max_tokens answers may need, at admission, once per request.
- * -EDQUOT: the uid's quota has no room now. Released by the final event.
+ * -EDQUOT: the uid's quota has no room now; -EMSGSIZE: it is smaller than this
+ * answer and never will. Released by the final event.
  */
 int dcpd_ipc_reserve(struct dcpd_client *, uint64_t id, uint32_t max_tokens,
     uint32_t top_logprobs);

@@ -10,7 +10,8 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/status.c \
 	dcpd/sched/null_engine.c
 
-SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h
+SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h \
+	tests/unit/sched_engine.c
 
 check_PROGRAMS += tests/unit/t_pages
 TESTS += tests/unit/t_pages
@@ -36,3 +37,9 @@ check_PROGRAMS += tests/unit/t_sched_text
 TESTS += tests/unit/t_sched_text
 tests_unit_t_sched_text_SOURCES = tests/unit/t_sched_text.c $(SCHED_FAKE)
 tests_unit_t_sched_text_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_ring
+TESTS += tests/unit/t_sched_ring
+tests_unit_t_sched_ring_SOURCES = tests/unit/t_sched_ring.c \
+	tests/unit/sched_engine.c tests/unit/sched_fake.h
+tests_unit_t_sched_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)

@@ -4,7 +4,8 @@
  *
  * The loop never polls: a turn in which nothing ran is followed by sleep until
  * somebody kicks (a request encoded, cancelled or done; a client gone; room in
- * a full box; a check asked for) or the next deadline passes.
+ * a full box; a check asked for) or a time comes: the next deadline, or to try
+ * a full quota again.
  */
 #include "config.h"
 
@@ -154,7 +155,7 @@ dcpd_req_put(struct req *r)
 		else
 			s->live = r->next;
 		s->n_live--;
-		/* Its uid's quota has room now; or it was the last one. */
+		/* Its uid's quota may have room; or it was the last one. */
 		dcpd_sched_kick(s);
 	}
 	pthread_mutex_unlock(&s->lock);
@@ -400,16 +401,18 @@ static void
 sleep_until_kicked(struct dcpd_sched *s)
 {
 	struct timespec ts;
+	uint64_t until;
 
 	while (!s->kick) {
-		if (s->next_deadline == UINT64_MAX) {
+		until = dcpd_min64(s->next_deadline, s->retry_at);
+		if (until == UINT64_MAX) {
 			pthread_cond_wait(&s->kick_cv, &s->lock);
 			continue;
 		}
-		if (dcpd_now_ns() >= s->next_deadline)
+		if (dcpd_now_ns() >= until)
 			break;
-		ts.tv_sec = (time_t)(s->next_deadline / 1000000000u);
-		ts.tv_nsec = (long)(s->next_deadline % 1000000000u);
+		ts.tv_sec = (time_t)(until / 1000000000u);
+		ts.tv_nsec = (long)(until % 1000000000u);
 		pthread_cond_timedwait(&s->kick_cv, &s->lock, &ts);
 	}
 }
@@ -528,7 +531,7 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 	s->magic = SCHED_MAGIC;
 	s->c = *c;
 	s->post_tail = &s->post;
-	s->next_deadline = UINT64_MAX;
+	s->next_deadline = s->retry_at = UINT64_MAX;
 	s->cap_wait = 64;
 	s->wait = calloc(s->cap_wait, sizeof *s->wait);
 	s->run = calloc(c->engine->max_running, sizeof *s->run);

@@ -115,8 +115,7 @@ struct req {
 	uint32_t n_pages;		/* [step] held */
 	uint32_t n_kv;			/* [step] tokens in the cache */
 	uint32_t n_out;			/* [step] tokens generated */
-	bool admitted;			/* [step] holds a share of its uid's
-					   quota; stays set after its end */
+	bool admitted;			/* [step] it ran; stays set after */
 	bool skip;			/* step thread: sits this step out */
 	bool encoded;			/* [lock] the encode job is done */
 
@@ -155,6 +154,7 @@ struct dcpd_sched {
 	bool kick;			/* [lock] look again */
 	bool ctl_any;			/* [lock] some request has ctl */
 	uint64_t next_deadline;		/* [lock] ns, UINT64_MAX = none */
+	uint64_t retry_at;		/* [lock] ns; a quota may have room */
 	uint64_t seq;			/* [lock] */
 	bool draining, stopping;	/* [lock] */
 	bool failed;			/* [step] */

@@ -23,20 +23,9 @@
 #include "dcpd/admin/counters.h"
 #include "dcpd/sched/sched_i.h"
 
+#define QUOTA_RETRY_NS 100000000u
+
 /* --- admission --------------------------------------------------------- */
-
-/* Does its uid hold quota with another request, which will give it back? */
-static bool
-quota_will_come(struct dcpd_sched *s, const struct req *r)
-{
-	bool yes = false;
-
-	pthread_mutex_lock(&s->lock);
-	for (const struct req *o = s->live; o != NULL && !yes; o = o->next)
-		yes = o != r && o->admitted && o->sub->uid == r->sub->uid;
-	pthread_mutex_unlock(&s->lock);
-	return yes;
-}
 
 static void
 refuse(struct dcpd_sched *s, struct req *r, const struct dcpd_err *err)
@@ -102,23 +91,31 @@ admit_one(struct dcpd_sched *s, uint32_t i)
 	r->admitted = true;
 }
 
-/* What ipc must keep room for: its tokens, and the prompt if it is echoed. */
-static int
-reserve(struct req *r)
+static void
+not_admitted(struct dcpd_sched *s, struct req *r, int rc)
 {
-	uint32_t n = r->max_tokens;
+	struct dcpd_err err;
 
-	if (r->sub->flags & DCP_ECHO)
-		n += r->n_prompt;
-	return dcpd_ipc_reserve(r->sub->client, r->sub->id, n,
-	    r->params.n_top);
+	if (rc == -EMSGSIZE)
+		dcpd_fail(&err, rc, "an answer of %u tokens with %u top "
+		    "logprobs each is more than one user may have queued: "
+		    "lower max_tokens or top_logprobs, or raise "
+		    "--max-bytes-per-user", r->max_tokens, r->params.n_top);
+	else
+		dcpd_fail(&err, rc, "not admitted: %s", strerror(-rc));
+	refuse(s, r, &err);
 }
 
+/*
+ * A request whose uid has no room for answers now waits until that uid has
+ * read or ended something, which nobody tells us: it is tried again at every
+ * step, and in an idle daemon ten times a second. Others go on.
+ */
 void
 dcpd_sched_admit(struct dcpd_sched *s)
 {
 	const struct dcpd_engine *e = s->c.engine;
-	struct dcpd_err err;
+	uint64_t retry = UINT64_MAX;
 	uint32_t i = 0;
 	struct req *r;
 	int rc;
@@ -127,9 +124,11 @@ dcpd_sched_admit(struct dcpd_sched *s)
 		r = s->wait[i];
 		if (r->pages_max > e->pages - s->promised)
 			break;
-		rc = reserve(r);
-		if (rc == -EDQUOT && quota_will_come(s, r)) {
-			i++;	/* its own uid's doing: others go on */
+		rc = dcpd_ipc_reserve(r->sub->client, r->sub->id,
+		    r->max_tokens, r->params.n_top);
+		if (rc == -EDQUOT) {
+			retry = dcpd_now_ns() + QUOTA_RETRY_NS;
+			i++;
 			continue;
 		}
 		if (rc == 0)
@@ -138,21 +137,15 @@ dcpd_sched_admit(struct dcpd_sched *s)
 			pthread_mutex_lock(&s->lock);
 			admit_one(s, i);
 			pthread_mutex_unlock(&s->lock);
-			continue;
-		}
-		if (rc == -EPIPE) {
+		} else if (rc == -EPIPE) {
 			gone(s, r);
-			continue;
+		} else {
+			not_admitted(s, r, rc);
 		}
-		if (rc == -EDQUOT)
-			dcpd_fail(&err, rc, "an answer of %u tokens does not "
-			    "fit what user %u may have queued: read what has "
-			    "come, or lower max_tokens or top_logprobs",
-			    r->max_tokens, (unsigned)r->sub->uid);
-		else
-			dcpd_fail(&err, rc, "not admitted: %s", strerror(-rc));
-		refuse(s, r, &err);
 	}
+	pthread_mutex_lock(&s->lock);
+	s->retry_at = retry;
+	pthread_mutex_unlock(&s->lock);
 	dcpd_sched_flush_posts(s);
 }
 

@@ -74,6 +74,11 @@ void fk_expect(uint32_t vocab, const uint32_t *prompt, uint32_t n,
 float fk_logprob(uint32_t vocab, const uint32_t *text, uint32_t n,
     uint32_t token);
 
+/* A prompt of n ids that depends on seed; malloc'd. */
+uint32_t *fk_prompt(uint32_t vocab, uint32_t n, uint32_t seed);
+/* For pthread_cond_timedwait. */
+void fk_after_ms(struct timespec *, int ms);
+
 /* --- clients ----------------------------------------------------------- */
 
 struct dcpd_client {
@@ -131,6 +136,8 @@ const struct fk_seen *fk_wait(uint64_t id);
 struct fk_seen fk_look(uint64_t id);
 /* Until it has so many tokens; -1 if it has not within ms. */
 int fk_wait_tokens(uint64_t id, uint32_t n, int ms);
+/* Tokens that something else takes of its quota. */
+void fk_charge(struct dcpd_client *, int64_t tokens);
 /* From now on -EPIPE; ops.gone is the caller's to call. */
 void fk_gone(struct dcpd_client *);
 /* Emission blocks (as no real one may), to make output pile up. */
@@ -153,7 +160,5 @@ void fk_stop(struct fk *);
 /* Wait until nothing is live; -1 after 30 s. */
 int fk_idle(struct fk *);
 int64_t fk_status(struct fk *, const char *key);	/* integer of status */
-/* A prompt of n ids that depends on seed; malloc'd. */
-uint32_t *fk_prompt(uint32_t vocab, uint32_t n, uint32_t seed);
 
 #endif

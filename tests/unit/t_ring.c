@@ -363,7 +363,7 @@ START_TEST(quotas_of_a_uid_refuse_by_event)
 		submit(1, 100000);
 		ck_assert_int_eq(dcp_next(d, TIMEOUT, &ev), 0);
 		ck_assert_uint_eq(ev->type, DCP_EV_ERROR);
-		ck_assert_int_eq(ev->error, -EDQUOT);
+		ck_assert_int_eq(ev->error, -EMSGSIZE);
 		dcp_event_release(d, ev);
 	}
 	/* What was reserved is given back: many small ones pass in turn. */

@@ -488,9 +488,34 @@ START_TEST(a_full_quota_delays_its_user_only)
 	expect_tokens(idc, &c);
 	ck_assert_uint_gt(fk_wait(idb)->t_first, fk_wait(ida)->t_done);
 	ck_assert_uint_lt(fk_wait(idc)->t_done, fk_wait(ida)->t_done);
-	/* What no waiting can help is refused, once that is sure. */
-	ck_assert_int_eq(fk_wait(idd)->error, -EDQUOT);
+	/* What no waiting can help is refused. */
+	ck_assert_int_eq(fk_wait(idd)->error, -EMSGSIZE);
 	ck_assert_ptr_nonnull(strstr(fk_wait(idd)->error_text, "101 tokens"));
+	expect_clean();
+	free(p);
+	fk_stop(&F);
+}
+END_TEST
+
+/*
+ * Quota also comes back when answers are read, which the scheduler is not
+ * told: a request that waits for nothing else gets its turn all the same.
+ */
+START_TEST(a_quota_that_is_read_free_is_noticed_when_idle)
+{
+	uint32_t *p = fk_prompt(1000, 10, 1);
+	struct fk_req a = tokens(p, 10, 80);
+	uint64_t id;
+
+	fk_start(&F, (struct fk_spec){ 0 }, NULL);
+	F.c->quota = 100;
+	fk_charge(F.c, 50);		/* answers that nobody has read yet */
+	id = submit(F.c, &a);
+	usleep(250000);
+	ck_assert_uint_eq(fk_passes(&F.e), 0);
+	ck_assert_uint_eq(fk_look(id).events, 0);
+	fk_charge(F.c, -50);
+	expect_tokens(id, &a);
 	expect_clean();
 	free(p);
 	fk_stop(&F);
@@ -917,6 +942,7 @@ main(void)
 	tcase_add_test(t, ten_times_too_many_are_refused_at_once);
 	tcase_add_test(t, one_users_requests_are_limited);
 	tcase_add_test(t, a_full_quota_delays_its_user_only);
+	tcase_add_test(t, a_quota_that_is_read_free_is_noticed_when_idle);
 	tcase_add_test(t, first_come_first_served_but_for_priority);
 	tcase_add_test(t, nobody_overtakes_who_waits_for_pages);
 	tcase_add_test(t, a_prefill_pass_holds_several_prompts);
