@@ -37,3 +37,8 @@ check_PROGRAMS += tests/unit/t_pool
 TESTS += tests/unit/t_pool
 tests_unit_t_pool_SOURCES = tests/unit/t_pool.c
 tests_unit_t_pool_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/fuzz/fuzz_text
+TESTS += tests/fuzz/fuzz_text
+tests_fuzz_fuzz_text_SOURCES = tests/fuzz/fuzz_text.c tests/unit/text_util.h
+tests_fuzz_fuzz_text_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

@@ -1,6 +1,7 @@
 /* Chat templates: the prompt is what the model's own template would write. */
 #include "config.h"
 
+#include <check.h>
 #include <errno.h>
 #include <unistd.h>
 

@@ -5,6 +5,7 @@
  */
 #include "config.h"
 
+#include <check.h>
 #include <errno.h>
 
 #include "dcpd/text/buf.h"
@@ -91,31 +92,6 @@ encode(const struct dcpd_tokenizer *t, const char *s, struct dcpd_ids *ids)
 	    0, "%s", err.text);
 }
 
-/* The same text with plain tokens cut into tokens of one byte each. */
-static void
-into_bytes(const struct dcpd_tokenizer *t, const struct dcpd_ids *in,
-    struct dcpd_ids *out)
-{
-	uint32_t of[256], id;
-	const char *b;
-	bool special;
-	size_t i, k, n;
-
-	for (id = dcpd_token_limit(t); id-- > 0;)
-		if (dcpd_token_bytes(t, id, &b, &n, &special) == 0 && n == 1)
-			of[(unsigned char)*b] = id;
-	for (i = 0; i < in->n; i++) {
-		ck_assert_int_eq(dcpd_token_bytes(t, in->v[i], &b, &n,
-		    &special), 0);
-		if (special || (*b == '<' && n > 4)) {
-			dcpd_ids_push(out, in->v[i]);
-			continue;
-		}
-		for (k = 0; k < n; k++)
-			dcpd_ids_push(out, of[(unsigned char)b[k]]);
-	}
-}
-
 static void
 expect(const struct dcpd_tokenizer *t, const struct how *how, const char *s,
     const char *want)
@@ -128,7 +104,7 @@ expect(const struct dcpd_tokenizer *t, const struct how *how, const char *s,
 	ck_assert_msg(strcmp(got, want) == 0, "\n in  %s\n got %s\n not %s", s,
 	    got, want);
 	free(got);
-	into_bytes(t, &ids, &bytes);
+	text_into_bytes(t, &ids, &bytes);
 	got = run(t, how, &bytes);
 	ck_assert_msg(strcmp(got, want) == 0,
 	    "byte by byte\n in  %s\n got %s\n not %s", s, got, want);
@@ -356,7 +332,7 @@ push_bytes(const struct dcpd_tokenizer *t, const char *s, size_t n,
 
 	/* a full text, cut into bytes and shortened */
 	encode(t, s, &whole);
-	into_bytes(t, &whole, &bytes);
+	text_into_bytes(t, &whole, &bytes);
 	ck_assert_uint_ge(bytes.n, n);
 	bytes.n = n;
 	got = run(t, &how, &bytes);

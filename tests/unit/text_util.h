@@ -1,8 +1,10 @@
-/* Helpers of the text tests: data files by their path in the source tree. */
+/*
+ * Helpers of the text tests and fuzzers: data files by their path in the
+ * source tree. A file that cannot be read ends the program.
+ */
 #ifndef DCPD_TEXT_UTIL_H
 #define DCPD_TEXT_UTIL_H
 
-#include <check.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +40,10 @@ text_tokenizer(const char *dir)
 	int rc;
 
 	rc = dcpd_tokenizer_open(text_path(dir, buf, sizeof buf), &t, &err);
-	ck_assert_msg(rc == 0, "%s", err.text);
+	if (rc != 0) {
+		fprintf(stderr, "%s\n", err.text);
+		abort();
+	}
 	return t;
 }
 
@@ -51,8 +56,42 @@ text_json(const char *path)
 
 	v = json_load_file(text_path(path, buf, sizeof buf),
 	    JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
-	ck_assert_msg(v != NULL, "%s: %s", buf, e.text);
+	if (v == NULL) {
+		fprintf(stderr, "%s: %s\n", buf, e.text);
+		abort();
+	}
 	return v;
+}
+
+/* A mark, special token or the like: it is never cut into bytes. */
+static inline bool
+text_is_mark(const char *b, size_t n, bool special)
+{
+	return special || (n > 4 && b[0] == '<' && b[n - 1] == '>');
+}
+
+/* The same text with plain tokens cut into tokens of one byte each. */
+static inline void
+text_into_bytes(const struct dcpd_tokenizer *t, const struct dcpd_ids *in,
+    struct dcpd_ids *out)
+{
+	uint32_t of[256] = { 0 }, id;
+	const char *b;
+	bool special;
+	size_t i, k, n;
+
+	for (id = dcpd_token_limit(t); id-- > 0;)
+		if (dcpd_token_bytes(t, id, &b, &n, &special) == 0 && n == 1)
+			of[(unsigned char)*b] = id;
+	for (i = 0; i < in->n; i++) {
+		if (dcpd_token_bytes(t, in->v[i], &b, &n, &special) < 0 ||
+		    text_is_mark(b, n, special)) {
+			dcpd_ids_push(out, in->v[i]);
+			continue;
+		}
+		for (k = 0; k < n; k++)
+			dcpd_ids_push(out, of[(unsigned char)b[k]]);
+	}
 }
 
 #endif
