@@ -115,6 +115,7 @@ handshake(int sock, uint64_t end, struct dcpr_welcome *w, int fds[3])
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1,
 	    .msg_control = ctl.buf, .msg_controllen = sizeof ctl.buf };
 	struct pollfd p = { .fd = sock, .events = POLLIN };
+	unsigned reset = 0;
 	ssize_t n;
 	int rc;
 
@@ -128,7 +129,13 @@ handshake(int sock, uint64_t end, struct dcpr_welcome *w, int fds[3])
 	if (rc == 0)
 		return dcp_fail(-ETIMEDOUT, "the daemon did not answer HELLO "
 		    "in time; it may still be loading its model");
-	n = recvmsg(sock, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	/*
+	 * A daemon that refuses does not wait for HELLO. Its end then shut
+	 * with HELLO unread, which is reported before what it had sent.
+	 */
+	do {
+		n = recvmsg(sock, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	} while (n < 0 && errno == ECONNRESET && !reset++);
 	if (n == 0 || (n < 0 && errno == ECONNRESET))
 		return dcp_fail(-EPIPE, "the daemon closed the connection");
 	if (n < 0)

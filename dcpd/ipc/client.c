@@ -206,6 +206,13 @@ client_drop(struct dcpd_client *c, const char *reason)
 		    reason);
 		DCPD_COUNT(clients_dropped, 1);
 	}
+	/*
+	 * By hand: closing the doorbell leaves it registered for as long as
+	 * the client holds its end of the same description.
+	 */
+	epoll_ctl(ipc->epfd, EPOLL_CTL_DEL, c->bell, NULL);
+	epoll_ctl(ipc->epfd, EPOLL_CTL_DEL, c->pidfd, NULL);
+	epoll_ctl(ipc->epfd, EPOLL_CTL_DEL, c->sock, NULL);
 	let_go(c);
 	close(c->bell);
 	close(c->pidfd);

@@ -66,11 +66,18 @@ raw_hello(struct raw *r, const char *path, const struct dcpr_hello *h)
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1,
 	    .msg_control = ctl.buf, .msg_controllen = sizeof ctl.buf };
 
+	unsigned reset = 0;
+	ssize_t n;
+
 	memset(r, 0, sizeof *r);
 	r->sock = raw_socket(path);
 	DCPD_ASSERT(r->sock >= 0);
 	raw_send(r->sock, h, sizeof *h, 0);
-	if (recvmsg(r->sock, &m, MSG_CMSG_CLOEXEC) != sizeof r->w)
+	/* ECONNRESET once: refused before HELLO, the answer comes after it */
+	while ((n = recvmsg(r->sock, &m, MSG_CMSG_CLOEXEC)) < 0 &&
+	    errno == ECONNRESET && !reset++)
+		;
+	if (n != sizeof r->w)
 		return -EPIPE;
 	if (r->w.status == 0)
 		memcpy(r->fds, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof r->fds);

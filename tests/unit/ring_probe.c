@@ -12,6 +12,12 @@
 #include "libdcpclient/dcpclient.h"
 #include "tests/unit/ring_probe.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define BOUND_MS 1000.0
+#else
+#define BOUND_MS 50.0
+#endif
+
 struct probe {
 	pthread_t thread;
 	struct dcp *d;
@@ -73,7 +79,7 @@ probe_bound(struct probe *p)
 	probe_worst(p);
 	usleep(300000);
 	quiet = probe_worst(p);
-	return quiet * 3 > 50 ? quiet * 3 : 50;
+	return quiet * 3 > BOUND_MS ? quiet * 3 : BOUND_MS;
 }
 
 void

@@ -15,8 +15,9 @@ double probe_worst(struct probe *);	/* ms, since the last call */
 void probe_stop(struct probe *);
 
 /*
- * How late an answer may be: 50 ms, or what this machine needs with nobody
- * misbehaving, three times over, if it is that slow just now.
+ * How late an answer may be, ms: 50 (a second under a sanitizer), or what this
+ * machine needs with nobody misbehaving, three times over, if it is that slow
+ * just now.
  */
 double probe_bound(struct probe *);
 
