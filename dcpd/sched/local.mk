@@ -43,3 +43,5 @@ TESTS += tests/unit/t_sched_ring
 tests_unit_t_sched_ring_SOURCES = tests/unit/t_sched_ring.c \
 	tests/unit/sched_engine.c tests/unit/sched_fake.h
 tests_unit_t_sched_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
+EXTRA_DIST += doc/scheduler.md

@@ -412,8 +412,7 @@ failed(struct dcpd_sched *s, const struct dcpd_err *why, int rc)
 	dcpd_log(LOG_CRIT, "%s", err.text);
 	pthread_mutex_lock(&s->lock);
 	s->fail = err;
-	s->failed = true;
-	s->kick = true;		/* the sweep gives every request its ERROR */
+	s->failed = true;	/* the next sweep gives each request its ERROR */
 	pthread_mutex_unlock(&s->lock);
 }
 

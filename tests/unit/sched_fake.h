@@ -34,8 +34,8 @@ struct fk_engine {
 	pthread_cond_t cv;
 	bool gated;			/* passes wait to be let through */
 	uint64_t entered, allowed;	/* passes */
-	unsigned step_us;
-	uint64_t fail_at;		/* pass that fails; 0 = never */
+	_Atomic unsigned step_us;
+	_Atomic uint64_t fail_at;	/* pass that fails; 0 = never */
 	double predict[3];
 	const uint32_t *script;		/* [n_script] what it says instead, in
 					   every answer; then the end token */

@@ -141,6 +141,10 @@ START_TEST(end_token_ends_and_min_tokens_delays_it)
 	expect_tokens(f, p, 3, NULL, FK_EOS, at + 5);
 	ck_assert_uint_eq(f->finish, DCP_FINISH_LENGTH);
 
+	/* To the very token at which it would come. */
+	q.p.min_tokens = q.max_tokens = at + 1;
+	expect_tokens(one(&q), p, 3, NULL, FK_EOS, at + 1);
+
 	/* A stop id ends as well, and is banned in the same way. */
 	q.flags = DCP_IGNORE_EOS;
 	q.p.min_tokens = 0;

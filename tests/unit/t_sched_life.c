@@ -666,25 +666,50 @@ START_TEST(decode_goes_on_beside_a_long_prefill)
 }
 END_TEST
 
-/* Top logprobs of the whole vocabulary: passes stay bounded, all get a turn. */
+/* The decode pass that was fed this token. */
+static size_t
+decode_of(uint32_t token)
+{
+	for (size_t i = 0; i < F.e.n_log; i++)
+		for (uint32_t k = 0; k < F.e.log[i].n_reqs; k++)
+			if (F.e.log[i].pass == DCPK_DECODE &&
+			    F.e.log[i].first[k] == token)
+				return i;
+	ck_abort_msg("no decode pass was fed %u", token);
+}
+
+/*
+ * Top logprobs of the whole vocabulary: passes stay bounded, and no request
+ * is ahead of another by more than a few tokens.
+ */
 START_TEST(huge_top_logprobs_take_turns)
 {
-	uint32_t ids[4] = { 1, 2, 3, 4 };
-	struct fk_req q = tokens(ids, 4, 3);
+	uint32_t *p = fk_prompt(200000, 20, 1);
+	struct fk_req q[8];
 	uint64_t id[8];
 
 	fk_start(&F, (struct fk_spec){ .vocab = 200000 }, NULL);
-	q.flags |= DCP_LOGPROBS;
-	q.p.top_logprobs = 200000;
-	for (unsigned i = 0; i < 8; i++)
-		id[i] = submit(F.c, &q);
+	fk_gate(&F.e);
 	for (unsigned i = 0; i < 8; i++) {
-		expect_tokens(id[i], &q);
-		ck_assert_uint_eq(fk_wait(id[i])->n_top, 3 * 200000);
+		q[i] = tokens(p + i, 4, 6);
+		q[i].flags |= DCP_LOGPROBS;
+		q[i].p.top_logprobs = 200000;
+		id[i] = submit(F.c, &q[i]);
+	}
+	wait_encoded(8);
+	fk_open_gate(&F.e);
+	for (unsigned i = 0; i < 8; i++) {
+		expect_tokens(id[i], &q[i]);
+		ck_assert_uint_eq(fk_wait(id[i])->n_top, 6 * 200000);
 	}
 	ck_assert_int_eq(fk_idle(&F), 0);
 	for (size_t i = 0; i < F.e.n_log; i++)
 		ck_assert_uint_le(F.e.log[i].n_reqs, 5);
+	for (unsigned i = 0; i < 8; i++)
+		for (unsigned k = 0; k < 8; k++)
+			ck_assert_uint_lt(decode_of(fk_wait(id[i])->tokens[0]),
+			    decode_of(fk_wait(id[k])->tokens[4]));
+	free(p);
 	fk_stop(&F);
 }
 END_TEST
