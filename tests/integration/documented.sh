@@ -24,8 +24,8 @@ examples() {	# the lines of a page's EXAMPLES
 	examples "$srcdir/doc/man/dcpd.8"
 	examples "$srcdir/doc/man/dcpctl.1"
 } | here >"$work/commands"
-n=$(wc -l <"$work/commands")
-[ "$n" -ge 9 ] || fail "only $n commands found"
+count=$(wc -l <"$work/commands")
+[ "$count" -ge 9 ] || fail "only $count commands found"
 
 DCPD_SOCKET=$sock
 export DCPD_SOCKET DCPD
@@ -46,4 +46,4 @@ while read -r command; do
 	esac
 done <"$work/commands"
 stop 0
-echo "$n commands ran"
+echo "$count commands ran"
