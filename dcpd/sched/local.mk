@@ -18,6 +18,11 @@ TESTS += tests/unit/t_pages
 tests_unit_t_pages_SOURCES = tests/unit/t_pages.c
 tests_unit_t_pages_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
+check_PROGRAMS += tests/unit/t_plan
+TESTS += tests/unit/t_plan
+tests_unit_t_plan_SOURCES = tests/unit/t_plan.c
+tests_unit_t_plan_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
 check_PROGRAMS += tests/unit/t_sched
 TESTS += tests/unit/t_sched
 tests_unit_t_sched_SOURCES = tests/unit/t_sched.c $(SCHED_FAKE)

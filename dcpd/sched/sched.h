@@ -41,13 +41,13 @@ struct dcpd_sched_config {
 	enum dcpd_chat chat;
 	enum dcpd_parser parser;
 	struct dcpd_textpool *pool;
-	int way;			/* -1: chosen by prediction; or dcpk_way */
+	int way;			/* -1: by prediction; or dcpk_way */
 	uint32_t queue_max;		/* requests waiting; more: -EAGAIN */
 	uint32_t max_requests_uid;
 	float def_temperature, def_top_p;
 	int32_t def_top_k;
-	bool check_steps;		/* the invariant after every step; builds
-					   with sanitizers always do */
+	bool check_steps;		/* plans and the invariant, at each step;
+					   sanitizer builds always do */
 };
 
 struct dcpd_sched;
@@ -62,7 +62,11 @@ int dcpd_sched_cancel(struct dcpd_sched *, uint64_t id);
 void dcpd_sched_drain(struct dcpd_sched *, bool on);	/* refuse new ones */
 bool dcpd_sched_idle(struct dcpd_sched *);
 int dcpd_sched_check(struct dcpd_sched *, struct dcpd_err *);	/* invariant */
-void dcpd_sched_stop(struct dcpd_sched *);	/* cancels, joins, frees */
+/*
+ * Every live request gets an ERROR; joins, frees. After ipc, which calls in
+ * here, has stopped, and before the text pool, which this waits for.
+ */
+void dcpd_sched_stop(struct dcpd_sched *);
 /* Set by the step thread when the engine failed: the process must end. */
 bool dcpd_sched_failed(struct dcpd_sched *, struct dcpd_err *);
 

@@ -123,10 +123,10 @@ struct req {
 	struct outbox box, work;	/* [lock], [text] */
 	bool busy;			/* [lock] the output job is posted */
 	bool stalled;			/* [lock] box is full; wake the step */
-	bool end;			/* [lock] nothing more goes in the box */
+	bool end;			/* [lock] the box gets nothing more */
 	bool closed;			/* [text] final event is out, or no one
 					   is there to read it */
-	bool direct;			/* step thread: it emits the end itself */
+	bool direct;			/* step thread: it emits the end */
 	uint32_t finish;		/* with end: DCP_FINISH_* */
 	struct dcpd_err end_err;	/* with end: code 0, or an ERROR */
 	uint32_t n_done;		/* [text] output tokens delivered */
@@ -146,7 +146,7 @@ struct dcpd_sched {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t kick_cv;		/* step thread sleeps here */
-	pthread_cond_t event_cv;	/* others wait for the step thread here */
+	pthread_cond_t event_cv;	/* its callers wait here */
 
 	struct req *live;		/* [lock] */
 	uint32_t n_live;		/* [lock] */
@@ -171,7 +171,7 @@ struct dcpd_sched {
 	uint32_t promised;		/* [step] pages_max of all in run */
 	struct req *post, **post_tail;	/* output jobs to post after unlock */
 	struct dcpd_planb plan;
-	struct req **in_pass;		/* [max_running] of the plan's requests */
+	struct req **in_pass;		/* [max_running] the plan's */
 	struct dcpk_result result;
 	uint64_t step;
 	uint32_t turn;			/* decode pass begins at run[turn] */
@@ -197,7 +197,7 @@ void dcpd_req_emit_end(struct req *, const struct dcp_usage *);
 void dcpd_sched_kick(struct dcpd_sched *);
 void dcpd_req_ctl(struct req *, unsigned ctl);
 void dcpd_req_wake_output(struct req *);
-/* Step thread. Pages go back now; the final event follows what is in the box. */
+/* Step thread. Pages go back now; the final event follows the box. */
 void dcpd_req_end(struct req *, uint32_t finish, const struct dcpd_err *);
 /* sched.c; the lock is not held */
 void dcpd_req_put(struct req *);		/* the last one frees it */

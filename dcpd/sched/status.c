@@ -61,7 +61,8 @@ token_rate(const struct dcpd_sched *s)
 	uint64_t now = dcpd_now_ns() / 1000000000u, sum = 0;
 
 	for (uint32_t i = 0; i < RATE_BINS; i++)
-		if (s->rate_sec[i] < now && s->rate_sec[i] + RATE_SECONDS >= now)
+		if (s->rate_sec[i] < now &&
+		    s->rate_sec[i] + RATE_SECONDS >= now)
 			sum += s->rate_tok[i];
 	return (double)sum / RATE_SECONDS;
 }

@@ -412,7 +412,7 @@ failed(struct dcpd_sched *s, const struct dcpd_err *why, int rc)
 	dcpd_log(LOG_CRIT, "%s", err.text);
 	pthread_mutex_lock(&s->lock);
 	s->fail = err;
-	s->failed = true;	/* the next sweep gives each request its ERROR */
+	s->failed = true;	/* the next sweep ends every request */
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -539,6 +539,27 @@ take_results(struct dcpd_sched *s, const struct dcpk_plan *plan)
 
 /* --- the step ---------------------------------------------------------- */
 
+static void
+check_plan(const struct dcpd_sched *s, const struct dcpk_plan *plan)
+{
+	const struct dcpd_engine *e = s->c.engine;
+	const struct dcpd_plan_limits l = {
+		.vocab = e->vocab, .max_ctx = e->max_ctx, .pages = e->pages,
+		.max_reqs = e->max_running,
+		.max_rows = plan->pass == DCPK_DECODE ? e->max_running :
+		    e->chunk,
+	};
+	struct dcpd_err err;
+
+	if (!DCPD_SCHED_DEBUG && !s->c.check_steps)
+		return;
+	if (dcpd_plan_check(plan, &l, &err) == 0)
+		return;
+	dcpd_log(LOG_CRIT, "step %llu: %s", (unsigned long long)s->step,
+	    err.text);
+	DCPD_ASSERT(!"every plan is one that an engine may rely on");
+}
+
 /* True: the pass ran, or failed for good. */
 static bool
 run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
@@ -561,6 +582,7 @@ run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
 		return true;
 	}
 	predicted = choose_way(s, plan);
+	check_plan(s, plan);
 	t0 = dcpd_now_ns();
 	rc = e->step(e->self, plan, &s->result, &err);
 	if (rc != 0) {

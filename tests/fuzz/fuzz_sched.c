@@ -194,7 +194,8 @@ verify(const struct sent *t)
 		if (want[i] == FK_EOS)
 			len = i + 1;
 	DCPD_ASSERT(f.n <= len && f.after_end == 0);
-	DCPD_ASSERT(f.n == 0 || memcmp(f.tokens, want, f.n * sizeof *want) == 0);
+	DCPD_ASSERT(f.n == 0 ||
+	    memcmp(f.tokens, want, f.n * sizeof *want) == 0);
 	DCPD_ASSERT(f.n_prompt <= t->n);
 	DCPD_ASSERT(f.n_prompt == 0 ||
 	    memcmp(f.prompt, p, f.n_prompt * sizeof *p) == 0);

@@ -106,6 +106,8 @@ add_tokens(struct fk_seen *f, const struct dcp_event *ev)
 			continue;
 		DCPD_ASSERT(ev->logprobs[i].chosen.token == ev->tokens[i]);
 		(*lps)[*n] = ev->logprobs[i].chosen.logprob;
+		if (prompt)
+			f->n_prompt_top += ev->logprobs[i].n_top;
 		if (prompt || ev->logprobs[i].n_top == 0)
 			continue;
 		f->top = realloc(f->top, (f->n_top + ev->logprobs[i].n_top) *

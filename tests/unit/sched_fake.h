@@ -100,6 +100,7 @@ struct fk_seen {			/* a request, as its client saw it */
 	uint32_t n_top, cap_top;
 	uint32_t *prompt, n_prompt;	/* DCP_CH_PROMPT */
 	float *prompt_lps;
+	uint32_t n_prompt_top;
 	char *text[5];			/* per channel; NULL = nothing came */
 	uint32_t events, deltas;
 	bool done;

@@ -345,6 +345,8 @@ START_TEST(echo_scores_the_prompt)
 	expect_tokens(f, p, 150, NULL, UINT32_MAX, 4);
 	ck_assert_uint_eq(f->n_prompt, 150);
 	ck_assert_mem_eq(f->prompt, p, 150 * sizeof *p);
+	ck_assert_uint_eq(f->n_prompt_top, 149 * 3);
+	ck_assert_uint_eq(f->n_top, 4 * 3);
 	ck_assert(isnan(f->prompt_lps[0]));
 	for (uint32_t i = 1; i < 150; i++)
 		ck_assert_float_eq(f->prompt_lps[i],

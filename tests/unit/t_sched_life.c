@@ -463,7 +463,7 @@ START_TEST(one_users_requests_are_limited)
 }
 END_TEST
 
-/* Room in the stream is promised at admission; its lack delays that uid only. */
+/* The stream's room is promised at admission; its lack delays that uid only. */
 START_TEST(a_full_quota_delays_its_user_only)
 {
 	uint32_t *p = fk_prompt(1000, 10, 1);
