@@ -29,13 +29,29 @@ static const char *const mark_text[N_TOKEN_MARKS] = {
 
 /* --- channels --------------------------------------------------------- */
 
+static int
+out_flush(struct dcpd_out *o)
+{
+	size_t n = o->held.n;
+
+	o->held.n = 0;
+	return out_emit(o, DCP_CH_CONTENT, o->held.v, n);
+}
+
 int
 out_emit(struct dcpd_out *o, uint32_t channel, const char *s, size_t n)
 {
 	bool tool = channel == DCP_CH_TOOL_NAME || channel == DCP_CH_TOOL_ARGS;
+	int rc;
 
 	if (n == 0)
 		return 0;
+	/* Something else follows: held content is no stop string any more. */
+	if (channel != DCP_CH_CONTENT && o->held.n > 0) {
+		rc = out_flush(o);
+		if (rc != 0)
+			return rc;
+	}
 	return o->fn(o->arg, channel, tool ? o->calls - 1 : 0, s, n);
 }
 
@@ -145,9 +161,6 @@ out_content_end(struct dcpd_out *o, bool call_follows)
 		rc = through_stops(o, o->space.v, o->space.n);
 	o->space.n = 0;
 	o->after_call |= call_follows;
-	if (rc == 0)
-		rc = out_emit(o, DCP_CH_CONTENT, o->held.v, o->held.n);
-	o->held.n = 0;
 	return rc;
 }
 
@@ -363,6 +376,8 @@ dcpd_out_finish(struct dcpd_out *o, dcpd_out_fn *fn, void *arg)
 	rc = end_text(o);
 	if (rc == 0 && o->state == ST_CONTENT)
 		rc = out_content_end(o, false);
+	if (rc == 0)
+		rc = out_flush(o);
 	return rc < 0 ? rc : 0;
 }
 

@@ -127,9 +127,11 @@ struct output {
 static void
 check_args(struct output *o)
 {
-	json_t *v = json_loadb(o->args.v, o->args.n,
-	    JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, NULL);
+	json_t *v;
 
+	if (memmem(o->args.v, o->args.n, "\\u0000", 6) != NULL)
+		return;		/* jansson has no NUL in keys */
+	v = json_loadb(o->args.v, o->args.n, JSON_DECODE_INT_AS_REAL, NULL);
 	DCPD_ASSERT(json_is_object(v));
 	json_decref(v);
 }

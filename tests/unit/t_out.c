@@ -300,6 +300,9 @@ START_TEST(stop_strings)
 	expect(glm, &how, "r</think>EN<tool_call>f</tool_call>D",
 	    "[R]r[C]EN[N0]f[A0]{}[C]D");
 	expect(glm, &raw, "ENEND", "[C]EN[STOP]");
+	/* marks that put nothing between do not hide one */
+	expect(glm, &how, "r</think>EN<think></think>D", "[R]r[STOP]");
+	expect(glm, &how, "r</think>EN<tool_call></tool_call>D", "[R]r[STOP]");
 	/* overlapping: the first to be complete counts, whole of it */
 	expect(glm, &lap, "xaaab", "[C]xa[STOP]");
 	expect(glm, &lap, "abcd", "[C]a[STOP]");
