@@ -25,8 +25,9 @@ tests_integration_libdcp_cuda_la_LDFLAGS = $(AM_LDFLAGS) -module \
 	-avoid-version -rpath /nowhere
 TESTS += tests/integration/startup.sh tests/integration/daemon.sh \
 	tests/integration/answer.sh tests/integration/man_pages.sh \
-	tests/integration/documented.sh tests/integration/docs.sh
+	tests/integration/documented.sh tests/integration/docs.sh \
+	tests/integration/test_systemd.py
 EXTRA_DIST += tests/integration/lib.sh tests/integration/startup.sh \
 	tests/integration/daemon.sh tests/integration/answer.sh \
 	tests/integration/man_pages.sh tests/integration/documented.sh \
-	tests/integration/docs.sh
+	tests/integration/docs.sh tests/integration/test_systemd.py

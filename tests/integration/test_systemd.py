@@ -1,0 +1,137 @@
+"""What systemd asks of a daemon: READY=1 only when it serves, STATUS and more
+time while it loads, STOPPING=1 at the end; listening sockets by name, on which
+clients may wait while the model loads.
+"""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+BUILD = os.environ.get("builddir", ".")
+DCPD = os.environ.get("DCPD", BUILD + "/dcpd/dcpd")
+DCPCTL = os.environ.get("DCPCTL", BUILD + "/dcpctl/dcpctl")
+
+
+def listener(path, kind):
+    s = socket.socket(socket.AF_UNIX, kind)
+    s.bind(path)
+    s.listen(8)
+    return s
+
+
+def start(args, notify, log, fds=(), names=()):
+    """dcpd with fds as 3, 4, ... and LISTEN_* set for its own process id."""
+    env = dict(os.environ, NOTIFY_SOCKET=notify)
+    script = 'exec "$0" "$@"'
+    if fds:
+        env["LISTEN_FDS"] = str(len(fds))
+        env["LISTEN_FDNAMES"] = ":".join(names)
+        script = 'LISTEN_PID=$$; export LISTEN_PID; ' + script
+        # Out of the way first: 3 may be one of them.
+        high = [os.dup2(f.fileno(), 100 + i) for i, f in enumerate(fds)]
+        for i, f in enumerate(high):
+            script = f"exec {3 + i}<&{f} {f}<&-; " + script
+        keep = high
+    else:
+        keep = []
+    return subprocess.Popen(["bash", "-c", script, DCPD, *args], env=env,
+                            stderr=log, pass_fds=keep)
+
+
+def until(sock, want, seconds=60):
+    """Messages up to the one with `want` in it."""
+    seen = []
+    sock.settimeout(seconds)
+    while not any(want in m for m in seen):
+        seen.append(sock.recv(4096).decode())
+    return seen
+
+
+def ctl(path, *args, **kw):
+    return subprocess.run([DCPCTL, "--socket", path, *args],
+                          capture_output=True, text=True, timeout=60, **kw)
+
+
+def notified(tmp, log):
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(tmp + "/notify")
+    path = tmp + "/s"
+    t = time.time()
+    p = start(["--engine", "null", "--null-step-us", "1000000", "--socket",
+               path], tmp + "/notify", log)
+    seen = until(notify, "READY=1")
+    # The self-test is a step of one second: not ready before it is done.
+    assert time.time() - t >= 1, "READY=1 before the self-test"
+    assert any("STATUS=loading: self-test" in m and "EXTEND_TIMEOUT_USEC=" in m
+               for m in seen), seen
+    assert ctl(path, "status").returncode == 0
+    p.send_signal(signal.SIGTERM)
+    until(notify, "STOPPING=1")
+    assert p.wait(20) == 0
+
+
+def activated(tmp, log):
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(tmp + "/notify2")
+    path = tmp + "/a"
+    main = listener(path, socket.SOCK_SEQPACKET)
+    admin = listener(path + ".admin", socket.SOCK_STREAM)
+    # Given in the other order, by name; the step makes "loading" last 2 s.
+    p = start(["--engine", "null", "--null-step-us", "2000000"],
+              tmp + "/notify2", log, (admin, main),
+              ("dcpd-admin.socket", "dcpd"))
+    main.close()
+    admin.close()
+    until(notify, "STATUS=loading: self-test")
+    loading = ctl(path, "status", "-j")
+    assert loading.returncode == 4, loading
+    assert json.loads(loading.stdout)["state"] == "loading"
+    # A client that comes while it loads is served when it is ready.
+    r = ctl(path, "generate", "--tokens", "1", "--max-tokens", "1", "-j")
+    assert r.returncode == 0, r
+    assert len(json.loads(r.stdout)["tokens"]) == 1
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(20) == 0
+    assert os.path.exists(path), "systemd's socket was removed"
+
+
+def wrong_kind(tmp, log):
+    s = listener(tmp + "/w", socket.SOCK_STREAM)
+    p = start(["--engine", "null", "--socket", tmp + "/w2"],
+              tmp + "/notify", log, (s,), ("dcpd",))
+    assert p.wait(20) == 78
+
+
+def stopped_while_loading(tmp, log):
+    path = tmp + "/l"
+    p = start(["--engine", "null", "--null-step-us", "60000000", "--socket",
+               path], tmp + "/notify", log)
+    while ctl(path, "status").returncode != 4:
+        assert p.poll() is None
+        time.sleep(0.05)
+    t = time.time()
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(20) == 0
+    assert time.time() - t < 5
+    assert not os.path.exists(path) and not os.path.exists(path + ".admin")
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="dcpd-test.") as tmp:
+        with open(tmp + "/log", "w+") as log:
+            for case in (notified, activated, wrong_kind,
+                         stopped_while_loading):
+                try:
+                    case(tmp, log)
+                except BaseException:
+                    log.seek(0)
+                    sys.stderr.write(log.read())
+                    raise
+                print("ok:", case.__name__)
+
+
+main()
