@@ -33,3 +33,10 @@ TESTS += tests/hostile/t_hostile
 tests_hostile_t_hostile_SOURCES = tests/hostile/t_hostile.c \
 	tests/hostile/raw.c tests/hostile/raw.h $(ring_test_sources)
 tests_hostile_t_hostile_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/integration/ring_test_server
+tests_integration_ring_test_server_SOURCES = \
+	tests/integration/ring_test_server.c $(ring_test_sources)
+tests_integration_ring_test_server_LDADD = libdcpclient.la $(DCPD_LIBS)
+TESTS += tests/integration/ring_install.sh
+EXTRA_DIST += tests/integration/ring_install.sh
