@@ -28,11 +28,14 @@ void dcpd_tokenizer_close(struct dcpd_tokenizer *);
 enum {
 	DCPD_PLAIN = 1,		/* added tokens are not recognised: all text */
 };
-/* -EILSEQ: not UTF-8 (err says at which byte); -E2BIG: above max ids. */
+/*
+ * -EILSEQ: not UTF-8 (err says at which byte); -E2BIG: above max ids; -EINVAL:
+ * too long without a break (err says where). out is as it was on failure.
+ */
 int dcpd_encode(const struct dcpd_tokenizer *, const char *s, size_t len,
     unsigned flags, size_t max, struct dcpd_ids *out, struct dcpd_err *);
 
-/* Id of an added or plain token by its exact content; -1 if there is none. */
+/* Id of an added token by its content, else of a plain one by its bytes; -1. */
 int64_t dcpd_token_id(const struct dcpd_tokenizer *, const char *content);
 /* Bytes of one token (not NUL-terminated); special: added with special=true. */
 int dcpd_token_bytes(const struct dcpd_tokenizer *, uint32_t id,
