@@ -10,7 +10,7 @@ noinst_PROGRAMS += tests/bench/floor
 tests_bench_floor_SOURCES = tests/bench/floor.c
 tests_bench_floor_LDADD = $(DCPD_LIBS)
 
-TESTS += $(PARITY_TESTS)
+TESTS += $(PARITY_TESTS) $(MODEL_TESTS)
 PARITY_TESTS = tests/parity/test_tiny.py tests/parity/test_fixtures.py \
 	tests/parity/test_cases.py tests/parity/test_layouts.py
 MODEL_TESTS = tests/integration/test_model.py
