@@ -5,8 +5,7 @@ transformers, and the outputs stored beside each fixture. Nothing here computes
 an expected value with dcpd's own code, except where a test's name says "as
 tp1": there one layout is held against another.
 
-Found by the environment: srcdir (source tree) and builddir (default: the
-current directory), as `make check` sets them.
+Run in the build tree, as `make check` does, or with builddir set to it.
 """
 import json
 import os
@@ -15,7 +14,8 @@ import sys
 import tarfile
 import unittest
 
-SRC = os.path.abspath(os.environ.get("srcdir", "."))
+SRC = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
 BUILD = os.path.abspath(os.environ.get("builddir", "."))
 LONG = os.environ.get("DCPD_TEST_LONG", "") not in ("", "0")
 WORK = os.path.join(BUILD, "tests", "parity", "work")

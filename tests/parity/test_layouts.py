@@ -12,7 +12,8 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.join(os.environ.get("srcdir", "."), "tests/lib"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                "..", "lib"))
 from parity import *  # noqa: E402,F403
 
 CHUNKS = [512, 64, 100, 63, 1]
