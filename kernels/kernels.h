@@ -236,6 +236,7 @@ struct dcpk_setup {
 	uint32_t max_reqs;
 	uint32_t max_ctx;		/* longest request, tokens */
 	uint32_t threads;		/* CPU workers; 0 = cores online */
+	uint32_t ranks_per_gpu;		/* CUDA; 0 = 1 */
 	uint32_t flags;
 	const uint32_t *token_ok;	/* bitmask [vocab]: ids that may be
 					   sampled; NULL = all. Copied. */

@@ -197,7 +197,6 @@ void dcpd_req_emit_end(struct req *, const struct dcp_usage *);
 void dcpd_sched_kick(struct dcpd_sched *);
 void dcpd_req_ctl(struct req *, unsigned ctl);
 void dcpd_req_wake_output(struct req *);
-void dcpd_sched_gauges(struct dcpd_sched *);
 /* Step thread. Pages go back now; the final event follows the box. */
 void dcpd_req_end(struct req *, uint32_t finish, const struct dcpd_err *);
 /* sched.c; the lock is not held */

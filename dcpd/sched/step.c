@@ -145,7 +145,6 @@ dcpd_sched_admit(struct dcpd_sched *s)
 	}
 	pthread_mutex_lock(&s->lock);
 	s->retry_at = retry;
-	dcpd_sched_gauges(s);
 	pthread_mutex_unlock(&s->lock);
 	dcpd_sched_flush_posts(s);
 }
@@ -534,7 +533,6 @@ take_results(struct dcpd_sched *s, const struct dcpk_plan *plan)
 		if (rc != 0)
 			dcpd_req_end(r, 0, &nomem);
 	}
-	dcpd_sched_gauges(s);
 	pthread_mutex_unlock(&s->lock);
 	dcpd_sched_flush_posts(s);
 }

@@ -13,6 +13,7 @@
  * One thread (the backend starts its own workers). See doc/testing.md for the
  * fields of a job.
  */
+#include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -46,7 +47,7 @@ struct job {
 	enum dcpk_kv kv, idx;
 	enum dcpk_way way;
 	uint32_t chunk, batch, decode, decode_rows, flags, threads, seed;
-	uint32_t pages, max_ctx;
+	uint32_t pages, max_ctx, ranks_per_gpu;
 	bool all_logits, select, dummy, latent_eps_config;
 	bool check_gather, check_replicas, keep_all_pages;
 	bool stop_at_eos;	/* a request ends at the model's end tokens */
@@ -74,7 +75,28 @@ struct run {
 	uint64_t prefill_rows, decode_rows, prefill_passes, decode_passes;
 };
 
-static const struct dcpk_backend *const be = &dcpk_cpu;
+static const struct dcpk_backend *be = &dcpk_cpu;
+
+/* FWD_MODULE: a device's module to run on instead of the CPU. */
+static void
+device_load(void)
+{
+	const char *path = getenv("FWD_MODULE");
+	dcpk_backend_get_fn *get = NULL;
+	void *so;
+
+	if (path == NULL)
+		return;
+	so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (so != NULL)
+		*(void **)&get = dlsym(so, "dcpk_backend_get");
+	if (get == NULL || get(DCPK_ABI) == NULL) {
+		fprintf(stderr, "fwd: %s: %s\n", path, so == NULL ?
+		    dlerror() : "no backend of this ABI");
+		exit(2);
+	}
+	be = get(DCPK_ABI);
+}
 
 static void *
 xalloc(size_t n)
@@ -154,6 +176,7 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	j->seed = number(o, "seed", 1);
 	j->pages = number(o, "pages", 0);
 	j->max_ctx = number(o, "max_ctx", 0);
+	j->ranks_per_gpu = number(o, "ranks_per_gpu", 1);
 	j->all_logits = truth(o, "all_logits");
 	j->select = truth(o, "select");
 	j->dummy = truth(o, "dummy");
@@ -613,7 +636,8 @@ device_open(struct run *r, struct dcpd_err *err)
 	    .kv = j->kv, .idx = j->idx, .pages = j->pages,
 	    .max_rows = j->batch * j->decode_rows, .max_prefill = j->chunk,
 	    .max_reqs = j->batch, .max_ctx = j->max_ctx,
-	    .threads = j->threads, .flags = j->flags };
+	    .threads = j->threads, .flags = j->flags,
+	    .ranks_per_gpu = j->ranks_per_gpu };
 	struct dcpk_err ke = { "" };
 	int rc;
 
@@ -790,6 +814,7 @@ main(void)
 	size_t cap = 0;
 
 	dcpd_log_level(LOG_WARNING);
+	device_load();
 	while (getline(&line, &cap, stdin) > 0) {
 		json_t *a = serve(line);
 

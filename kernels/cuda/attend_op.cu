@@ -1,0 +1,435 @@
+/*
+ * Sparse attention over the selected rows, the merge by LSE, and the way back
+ * to the residual stream. Where the work is done: see kernels/cpu/attend.c;
+ * both backends follow the same layouts.
+ */
+#include "kernels/cuda/rowops.cuh"
+
+struct att_args {
+	const bf16 *q;		/* [..][heads][c+r] */
+	const uint8_t *rows;
+	const uint32_t *list, *count, *own;
+	float *o, *lse;		/* [..][heads][c], [..][heads]; or */
+	bf16 *o16;		/* [..][heads][c] */
+	dcpk_kv kv;
+	uint32_t heads, c, r, k, row_bytes;
+	/* block column b -> row i (lists) and j (q, o): own, or row0 + b*step */
+	uint32_t row0, step, n;
+	bool q_is_i;		/* q and o are by row, not by own index */
+	float scale;
+};
+
+/*
+ * Any shape: a block of 128 owns one head of one row. Scores of its keys stay
+ * in shared memory [k], q beside them; a warp takes a key for the dot product,
+ * a thread takes latent columns for the output.
+ */
+__global__ void
+attend_any(att_args a)
+{
+	extern __shared__ float sm[];
+	float *p = sm, *sq = sm + a.k;
+	uint32_t b = blockIdx.x, h = blockIdx.y, i, j, n;
+	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
+	float m = -INFINITY, s = 0;
+
+	if (a.own) {
+		i = a.own[b];
+		j = a.q_is_i ? i : b;
+		if (i < a.row0 || i >= a.row0 + a.n)
+			return;
+	} else {
+		i = j = a.row0 + b * a.step;
+		if (i >= a.row0 + a.n)
+			return;
+	}
+	n = a.count[i];
+	const uint32_t *list = a.list + (size_t)i * a.k;
+	const bf16 *q = a.q + ((size_t)j * a.heads + h) * (a.c + a.r);
+	size_t at = ((size_t)j * a.heads + h) * a.c;
+
+	for (uint32_t d = threadIdx.x; d < a.c + a.r; d += blockDim.x)
+		sq[d] = __bfloat162float(q[d]);
+	__syncthreads();
+	for (uint32_t t = w; t < n; t += blockDim.x / 32) {
+		const uint8_t *row = a.rows + (size_t)list[t] * a.row_bytes;
+		float d = 0;
+
+		for (uint32_t e = lane; e < a.c + a.r; e += 32)
+			d += sq[e] * row_at(row, a.kv, a.c, e);
+		d = warp_sum(d) * a.scale;
+		if (lane == 0)
+			p[t] = d;
+	}
+	__syncthreads();
+	for (uint32_t t = threadIdx.x; t < n; t += blockDim.x)
+		m = fmaxf(m, p[t]);
+	m = block_max(m);
+	for (uint32_t t = threadIdx.x; t < n; t += blockDim.x) {
+		p[t] = __expf(p[t] - m);
+		s += p[t];
+	}
+	s = block_sum(s);
+	__syncthreads();
+	for (uint32_t d = threadIdx.x; d < a.c; d += blockDim.x) {
+		float v = 0;
+
+		for (uint32_t t = 0; t < n; t++)
+			v += p[t] * row_at(a.rows + (size_t)list[t] *
+			    a.row_bytes, a.kv, a.c, d);
+		v = n > 0 ? v / s : 0;
+		if (a.o16)
+			a.o16[at + d] = __float2bfloat16(v);
+		else
+			a.o[at + d] = v;
+	}
+	if (a.lse && threadIdx.x == 0)
+		a.lse[(size_t)j * a.heads + h] =
+		    n > 0 ? m + logf(s) : -INFINITY;
+}
+
+/* qg[i][e*Hr + h] = q of the group's e-th rank; one block a row. */
+__global__ void
+gather_q(dcpg_peers<bf16> q, uint32_t first, uint32_t D, uint32_t Hr,
+    uint32_t ld, bf16 *qg)
+{
+	uint32_t i = blockIdx.x, n = Hr * ld / 8;
+
+	for (uint32_t e = 0; e < D; e++) {
+		const uint4 *s = (const uint4 *)(q.p[first + e] +
+		    (size_t)i * Hr * ld);
+		uint4 *d = (uint4 *)(qg + ((size_t)i * D + e) * Hr * ld);
+
+		for (uint32_t x = threadIdx.x; x < n; x += blockDim.x)
+			d[x] = s[x];
+	}
+}
+
+/* Own heads of every row from the group's partials, in rank order. */
+__global__ void
+merge_parts(dcpg_peers<float> po, dcpg_peers<float> pl, uint32_t first,
+    uint32_t D, uint32_t dr, uint32_t Hr, uint32_t c, bf16 *o)
+{
+	uint32_t i = blockIdx.x, h = blockIdx.y;
+	size_t at = (size_t)i * D * Hr + dr * Hr + h;
+	float m = -INFINITY, den = 0, wt[DCPK_MAX_RANKS];
+
+	for (uint32_t e = 0; e < D; e++) {
+		wt[e] = pl.p[first + e][at];
+		if (!(wt[e] < INFINITY))
+			wt[e] = -INFINITY;	/* NaN and +inf are empty */
+		m = fmaxf(m, wt[e]);
+	}
+	for (uint32_t e = 0; e < D; e++) {
+		wt[e] = m == -INFINITY ? 0 : __expf(wt[e] - m);
+		den += wt[e];
+	}
+	for (uint32_t d = threadIdx.x; d < c; d += blockDim.x) {
+		float v = 0;
+
+		for (uint32_t e = 0; e < D; e++)
+			if (wt[e] > 0)
+				v += wt[e] * po.p[first + e][at * c + d];
+		o[((size_t)i * Hr + h) * c + d] =
+		    __float2bfloat16(den > 0 ? v / den : 0);
+	}
+}
+
+/* a2a: own heads of row i from the rank that attended it, i % D. */
+__global__ void
+take_heads(dcpg_peers<float> po, const dcpk_row *row, const dcpk_req *req,
+    uint32_t first, uint32_t D, uint32_t dr, uint32_t Hr, uint32_t c, bf16 *o)
+{
+	uint32_t i = blockIdx.x, h = blockIdx.y;
+	uint32_t from = (i - req[row[i].req].row0) % D;
+	const float *s = po.p[first + from] +
+	    ((size_t)i * D * Hr + dr * Hr + h) * c;
+
+	for (uint32_t d = threadIdx.x; d < c; d += blockDim.x)
+		o[((size_t)i * Hr + h) * c + d] = __float2bfloat16(s[d]);
+}
+
+struct sum_args {
+	dcpg_peers<float> y;
+	const uint32_t *owner, *jof;	/* NULL: all W ranks, row by row */
+	uint32_t T, n;
+	float *x;
+};
+
+/* x[i] += sum over ranks of their partial products, in rank order. */
+__global__ void
+sum_parts(sum_args a)
+{
+	uint32_t i = blockIdx.x, j = a.jof ? a.jof[i] : i;
+	uint32_t r0 = a.owner ? a.owner[i] * a.T : 0;
+
+	for (uint32_t d = threadIdx.x; d < a.n; d += blockDim.x) {
+		float v = 0;
+
+		for (uint32_t t = 0; t < a.T; t++)
+			v += a.y.p[r0 + t][(size_t)j * a.n + d];
+		a.x[(size_t)i * a.n + d] += v;
+	}
+}
+
+static int
+attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t blocks)
+{
+	const dcpk_model *m = &c->s.model;
+
+	if (blocks == 0)
+		return 0;
+	a->kv = c->s.kv;
+	a->c = m->kv_lora;
+	a->r = m->rope;
+	a->k = m->topk;
+	a->row_bytes = c->row_bytes;
+	a->scale = m->attn_scale;
+	a->list = r->list;
+	a->count = r->count;
+	attend_any<<<dim3(blocks, a->heads), 128,
+	    (a->k + a->c + a->r) * sizeof(float), r->st>>>(*a);
+	return DCPG_LAUNCHED("attend_any");
+}
+
+/* Every rank attends to its own rows with the group's heads; then the merge. */
+static int
+from_pools(dcpk_ctx *c, uint32_t layer)
+{
+	const dcpk_model *m = &c->s.model;
+	uint32_t ld = m->kv_lora + m->rope;
+	int rc = 0;
+
+	if (c->D > 1)
+		rc |= dcpg_meet(c);	/* q of the group is there */
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		att_args a = {};
+
+		cudaSetDevice(r->dev);
+		a.rows = dcpg_pool_rows(c, r, layer);
+		a.step = 1;
+		a.n = c->rows;
+		a.q = r->q;
+		a.heads = c->Hr;
+		a.o16 = r->o;
+		if (c->D > 1) {
+			gather_q<<<c->rows, 256, 0, r->st>>>(
+			    DCPG_PEERS(c, bf16, q), r->group * c->D, c->D,
+			    c->Hr, ld, r->qg);
+			a.q = r->qg;
+			a.heads = c->Hg;
+			a.o16 = NULL;
+			a.o = r->po;
+			a.lse = r->plse;
+		}
+		rc |= attend(c, r, &a, c->rows);
+	}
+	if (c->D == 1)
+		return rc;
+	rc |= dcpg_meet(c);
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		merge_parts<<<dim3(c->rows, c->Hr), 128, 0, r->st>>>(
+		    DCPG_PEERS(c, float, po), DCPG_PEERS(c, float, plse),
+		    r->group * c->D, c->D, r->dr, c->Hr, m->kv_lora, r->o);
+		rc |= DCPG_LAUNCHED("merge_parts");
+	}
+	return rc;
+}
+
+/* kv, and CP: own heads over gathered rows, request by request. */
+static int
+own_heads(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	int rc = 0;
+
+	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
+		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+		att_args a = {};
+
+		rc |= dcpg_gather(c, r, layer, q, false);
+		a.rows = r->gather;
+		a.own = r->own;
+		a.row0 = rq->row0;
+		a.step = 1;
+		a.n = rq->rows;
+		a.q = r->q;
+		a.heads = c->Hp;
+		a.o16 = r->o;
+		rc |= attend(c, r, &a, r->own ? r->m : rq->rows);
+	}
+	return rc;
+}
+
+/* a2a: a share of the rows with all heads of the group. */
+static int
+own_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	uint32_t ld = c->s.model.kv_lora + c->s.model.rope;
+	int rc = 0;
+
+	gather_q<<<c->rows, 256, 0, r->st>>>(DCPG_PEERS(c, bf16, q),
+	    r->group * c->D, c->D, c->Hr, ld, r->qg);
+	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
+		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+		att_args a = {};
+
+		if (rq->rows <= r->dr)
+			continue;
+		rc |= dcpg_gather(c, r, layer, q, false);
+		a.rows = r->gather;
+		a.row0 = rq->row0 + r->dr;
+		a.step = c->D;
+		a.n = rq->rows - r->dr;
+		a.q = r->qg;
+		a.heads = c->Hg;
+		a.o = r->po;
+		a.lse = r->plse;
+		rc |= attend(c, r, &a, (a.n + c->D - 1) / c->D);
+	}
+	return rc;
+}
+
+static int
+from_gathered(dcpk_ctx *c, uint32_t layer)
+{
+	const dcpk_model *m = &c->s.model;
+	bool a2a = c->s.topo.cp == 1 && c->plan->way == DCPK_WAY_A2A;
+	int rc = dcpg_meet(c);	/* rows stored, q there */
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		rc |= a2a ? own_rows(c, r, layer) : own_heads(c, r, layer);
+	}
+	c->gather_layer = layer;
+	if (!a2a)
+		return rc;
+	rc |= dcpg_meet(c);
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		take_heads<<<dim3(c->rows, c->Hr), 128, 0, r->st>>>(
+		    DCPG_PEERS(c, float, po),
+		    DCPG_PLAN(c, r, dcpk_row, rows_off),
+		    DCPG_PLAN(c, r, dcpk_req, reqs_off), r->group * c->D,
+		    c->D, r->dr, c->Hr, m->kv_lora, r->o);
+		rc |= DCPG_LAUNCHED("take_heads");
+	}
+	return rc;
+}
+
+/* CP prefill at D = 1: the owner has every row in its own pool. */
+static int
+from_own_pool(dcpk_ctx *c, uint32_t layer)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		att_args a = {};
+
+		cudaSetDevice(r->dev);
+		a.rows = dcpg_pool_rows(c, r, layer);
+		a.own = r->own;
+		a.n = c->rows;
+		a.q = r->q;
+		a.heads = c->Hp;
+		a.o16 = r->o;
+		rc |= attend(c, r, &a, r->m);
+	}
+	return rc;
+}
+
+int
+dcpg_attend_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+{
+	int rc;
+
+	if (c->gathered)
+		rc = from_gathered(c, layer);
+	else if (c->prefill && c->s.topo.cp > 1)
+		rc = from_own_pool(c, layer);
+	else
+		rc = from_pools(c, layer);
+	return rc != 0 ? -EIO : 0;
+}
+
+/* Sum the ranks' partial products into every rank's residual stream. */
+int
+dcpg_sum(dcpk_ctx *c, bool attention)
+{
+	int rc = dcpg_meet(c);
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		sum_args a = {};
+
+		cudaSetDevice(r->dev);
+		if (attention)
+			a.y = DCPG_PEERS(c, float, ya);
+		else
+			a.y = DCPG_PEERS(c, float, yf);
+		a.T = c->W;
+		if (attention && r->own != NULL) {
+			a.owner = r->owner;
+			a.jof = r->jof;
+			a.T = c->s.topo.attn_tp;
+		}
+		a.n = c->s.model.hidden;
+		a.x = r->x;
+		sum_parts<<<c->rows, 256, 0, r->st>>>(a);
+		rc |= DCPG_LAUNCHED("sum_parts");
+	}
+	return rc;
+}
+
+int
+dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+{
+	const dcpk_model *m = &c->s.model;
+	uint32_t heads = c->prefill ? c->Hp : c->Hr, full = c->Hp * m->vdim;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		dcpg_layer *l = &r->layer[layer];
+		uint32_t h0 = c->prefill ? 0 : r->cp * c->Hr;
+		dcpg_prod p = {};
+
+		cudaSetDevice(r->dev);
+		p.w = l->uv.w + (size_t)h0 * m->vdim * m->kv_lora;
+		p.x = r->o;
+		p.y = r->ov;
+		p.m = r->m;
+		p.n = m->vdim;
+		p.k = m->kv_lora;
+		p.ldw = m->kv_lora;
+		p.ldx = heads * m->kv_lora;
+		p.ldy = heads * m->vdim;
+		p.batch = heads;
+		p.sw = (int64_t)m->vdim * m->kv_lora;
+		p.sx = m->kv_lora;
+		p.sy = m->vdim;
+		rc |= dcpg_product(r, &p);
+		p = {};
+		p.w = l->o.w + (size_t)h0 * m->vdim;	/* a strided view */
+		p.x = r->ov;
+		p.y = r->ya;
+		p.y_f32 = true;
+		p.m = r->m;
+		p.n = m->hidden;
+		p.k = heads * m->vdim;
+		p.ldw = full;
+		p.ldx = heads * m->vdim;
+		p.ldy = m->hidden;
+		rc |= dcpg_product(r, &p);
+	}
+	rc |= dcpg_sum(c, true);
+	return rc != 0 ? -EIO : 0;
+}

@@ -1,0 +1,786 @@
+/*
+ * The CUDA backend's table: opening, its memory, the start and end of a step.
+ *
+ * Memory is taken in `open` and by `load`, never in a step: per rank one
+ * allocation for KV rows, one for index keys, one for their scales, and one
+ * workspace, laid out by the same function (carve) that counts it.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cuda/device.cuh"
+
+static const size_t LT_WS = 32u << 20;
+enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
+
+static int
+fail(dcpk_err *err, int code, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	if (err != NULL)
+		vsnprintf(err->text, sizeof err->text, fmt, ap);
+	va_end(ap);
+	return code;
+}
+
+int
+dcpg_ok(cudaError_t e, const char *what)
+{
+	if (e == cudaSuccess)
+		return 0;
+	fprintf(stderr, "cuda: %s: %s\n", what, cudaGetErrorString(e));
+	return -EIO;
+}
+
+int
+dcpg_meet(dcpk_ctx *c)
+{
+	int rc = 0;
+
+	if (c->W == 1)
+		return 0;
+	for (uint32_t i = 0; i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_ok(cudaEventRecord(c->r[i].met, c->r[i].st),
+		    "event");
+	}
+	for (uint32_t i = 0; i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		for (uint32_t o = 0; o < c->W; o++)
+			if (o != i)
+				rc |= dcpg_ok(cudaStreamWaitEvent(c->r[i].st,
+				    c->r[o].met, 0), "wait");
+	}
+	return rc;
+}
+
+/* --- sizes ------------------------------------------------------------- */
+
+static void
+sizes(dcpk_ctx *c, const dcpk_setup *s)
+{
+	const dcpk_model *m = &s->model;
+
+	c->s = *s;
+	c->W = s->topo.world;
+	c->D = s->topo.dcp;
+	c->groups = c->W / c->D;
+	c->M = std::max(s->max_rows, s->max_prefill);
+	c->Hr = m->heads / c->W;
+	c->Hp = m->heads / s->topo.attn_tp;
+	c->Hg = c->Hr * c->D;
+	c->page_rows = dcpk_page_rows(c->D);
+	c->row_bytes = dcpk_row_bytes(s->kv, m->kv_lora, m->rope);
+	c->key_bytes = dcpk_index_bytes(s->idx, m->idx_dim) -
+	    (s->idx == DCPK_KV_FP8 ? 4 : 0);
+	c->pool_rows = ((size_t)s->pages + 1) * c->page_rows;
+	c->full_layers = 0;
+	for (uint32_t i = 0; i < m->layers; i++) {
+		c->idx_slot[i] = c->full_layers;
+		c->full_layers += m->full[i] != 0;
+	}
+	c->cap_samples = std::max(s->max_rows, 16u);
+	if (s->flags & DCPK_KEEP_SELECT)
+		c->cap_samples = std::max(c->cap_samples, c->M);
+	c->plan_cap = sizeof(dcpk_plan) + c->M * (sizeof(dcpk_row) +
+	    sizeof(dcpk_req) + sizeof(dcpk_sample)) + (1u << 20) +
+	    4 * ((size_t)s->max_reqs * (s->max_ctx / DCPK_PAGE + 2)) +
+	    16 * (size_t)s->max_ctx;
+}
+
+static size_t
+rows_bytes(const dcpk_ctx *c)
+{
+	return c->s.model.layers * c->pool_rows * c->row_bytes;
+}
+
+static size_t
+keys_bytes(const dcpk_ctx *c)
+{
+	return c->full_layers * c->pool_rows * c->key_bytes;
+}
+
+static size_t
+scales_bytes(const dcpk_ctx *c)
+{
+	return c->s.idx == DCPK_KV_FP8 ? c->full_layers * c->pool_rows * 4 : 0;
+}
+
+static void *
+take(char *base, size_t *at, size_t n, size_t el)
+{
+	void *p = base != NULL ? base + *at : NULL;
+
+	*at += (n * el + 255) / 256 * 256;
+	return p;
+}
+#define TAKE(n, type) ((type *)take(base, &at, (n), sizeof(type)))
+
+static size_t
+shard(const dcpk_ctx *c)
+{
+	return (dcpk_shard_len(c->s.max_ctx, 0, c->D) + 31) / 32 * 32;
+}
+
+/* Floats of the score buffer: decode rows x shard, prefill rows x context. */
+static size_t
+score_floats(const dcpk_ctx *c)
+{
+	size_t M = c->s.max_prefill, ctx = (c->s.max_ctx + 63) / 64 * 64;
+	size_t share = c->s.topo.cp > 1 ? M : (M + c->W - 1) / c->W + 1;
+
+	return std::max(c->s.max_rows * shard(c), share * ctx);
+}
+
+static size_t
+carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
+{
+	const dcpk_model *m = &c->s.model;
+	size_t at = 0, M = c->M, cr = m->kv_lora + m->rope, V = m->vocab;
+	size_t slots = M * m->experts_tok, ctx = (c->s.max_ctx + 63) / 64 * 64;
+	size_t cap = c->cap_samples, wide;
+	size_t moe = (m->moe_inter + c->W - 1) / c->W;
+
+	wide = std::max(M * ((m->inter + c->W - 1) / c->W),
+	    std::max(slots * moe, M * moe * std::max(1u, m->shared_experts)));
+	r->x = TAKE(M * m->hidden, float);
+	r->h = TAKE(M * m->hidden, bf16);
+	r->hf = TAKE(M * m->hidden, float);
+	r->qr = TAKE(M * m->q_lora, float);
+	r->kv = TAKE(M * cr, float);
+	r->ik = TAKE(M * m->idx_dim, float);
+	r->iw = TAKE(M * m->idx_heads, float);
+	r->qr16 = TAKE(M * m->q_lora, bf16);
+	r->qh = TAKE(M * c->Hp * (m->nope + m->rope), bf16);
+	r->q = TAKE(M * c->Hp * cr, bf16);
+	r->iq = TAKE(M * m->idx_heads * m->idx_dim, float);
+	r->new_rows = TAKE(M * c->row_bytes, uint8_t);
+	r->new_keys = TAKE(M * c->key_bytes, uint8_t);
+	r->new_scales = TAKE(M, float);
+	r->scores = TAKE(score_floats(c), float);
+	r->list = TAKE(M * m->topk, uint32_t);
+	r->count = TAKE(M, uint32_t);
+	r->sel = TAKE(M * m->topk, uint32_t);
+	r->sel_n = TAKE(M, uint32_t);
+	if (c->s.flags & DCPK_KEEP_SELECT) {
+		r->keep = TAKE(m->layers * M * m->topk, uint32_t);
+		r->keep_n = TAKE(m->layers * M, uint32_t);
+	}
+	if (c->D > 1) {
+		r->qg = TAKE(M * c->Hg * cr, bf16);
+		r->po = TAKE(M * c->Hg * m->kv_lora, float);
+		r->plse = TAKE(M * c->Hg, float);
+		r->gather = TAKE(ctx * c->row_bytes, uint8_t);
+	}
+	r->o = TAKE(M * c->Hp * m->kv_lora, bf16);
+	r->ov = TAKE(M * c->Hp * m->vdim, bf16);
+	r->ya = TAKE(M * m->hidden, float);
+	r->yf = TAKE(M * m->hidden, float);
+	r->g = TAKE(M * std::max((m->inter + c->W - 1) / c->W,
+	    (uint32_t)moe * std::max(1u, m->shared_experts)), float);
+	r->u = TAKE(M * std::max((m->inter + c->W - 1) / c->W,
+	    (uint32_t)moe * std::max(1u, m->shared_experts)), float);
+	r->a16 = TAKE(wide, bf16);
+	r->cos = TAKE(M * m->rope / 2, float);
+	r->sin = TAKE(M * m->rope / 2, float);
+	r->eid = TAKE(slots, uint32_t);
+	r->ew = TAKE(slots, float);
+	r->slot = TAKE(slots, uint32_t);
+	r->slot_row = TAKE(slots, uint32_t);
+	r->eslot0 = TAKE(m->experts + 1, uint32_t);
+	r->tile_e = TAKE(slots / 16 + m->experts + 1, uint32_t);
+	r->tile_m = TAKE(slots / 16 + m->experts + 1, uint32_t);
+	r->ey = TAKE(slots * m->hidden, float);
+	r->gkeys = TAKE(ctx * c->key_bytes, uint8_t);
+	r->gscales = TAKE(ctx, float);
+	r->hs = TAKE(cap * m->hidden, bf16);
+	r->logits = TAKE(cap * ((V + c->W - 1) / c->W), float);
+	r->plan = TAKE(c->plan_cap, char);
+	if (c->s.topo.cp > 1)
+		r->own_mem = TAKE(3 * M, uint32_t);
+	r->lt_ws = TAKE(LT_WS, char);
+	if (id != 0)
+		return at;
+	c->cap_top = (uint32_t)std::min<size_t>(M * V, 1u << 22);
+	r->all_logits = TAKE(cap * V, float);
+	r->z = TAKE(cap * V, float);
+	r->z2 = TAKE(cap * V, float);
+	r->ids = TAKE(cap * V, uint32_t);
+	r->ids2 = TAKE(cap * V, uint32_t);
+	r->lse = TAKE(cap, float);
+	r->vocab_first = TAKE(c->W + 1, uint32_t);
+	r->segment = TAKE(cap + 1, uint32_t);
+	r->top_at = TAKE(M + 1, uint32_t);
+	r->out = TAKE(M, dcpk_logprob);
+	r->top = TAKE(c->cap_top, dcpk_logprob);
+	r->ok = TAKE((V + 31) / 32, uint32_t);
+	return at;
+}
+
+static int
+cuda_bytes(const dcpk_setup *s, dcpk_bytes *b)
+{
+	dcpk_ctx *c = (dcpk_ctx *)calloc(1, sizeof *c);
+
+	if (c == NULL)
+		return -ENOMEM;
+	sizes(c, s);
+	memset(b, 0, c->W * sizeof *b);
+	for (uint32_t i = 0; i < c->W; i++) {
+		b[i].rows = rows_bytes(c);
+		b[i].index = keys_bytes(c) + scales_bytes(c);
+		b[i].workspace = carve(c, &c->r[i], i, NULL);
+	}
+	free(c);
+	return 0;
+}
+
+/* --- open and close ---------------------------------------------------- */
+
+static int
+check_setup(const dcpk_setup *s, dcpk_err *err)
+{
+	const dcpk_model *m = &s->model;
+	const dcpk_topo *t = &s->topo;
+
+	if (s->kv == DCPK_KV_F32 || s->idx == DCPK_KV_F32)
+		return fail(err, -EINVAL, "cuda: f32 KV is for the CPU alone; "
+		    "use --kv-cache-dtype bf16 or fp8_e4m3");
+	if (t->world == 0 || t->world > DCPK_MAX_RANKS || t->dcp == 0 ||
+	    t->attn_tp * t->cp != t->world || t->world % t->dcp != 0 ||
+	    DCPK_PAGE % t->dcp != 0 || m->heads % t->world != 0)
+		return fail(err, -EINVAL, "cuda: bad topology");
+	if (m->rope > 256 || m->rope % 4 != 0 || m->kv_lora % 8 != 0 ||
+	    m->idx_dim > 256 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
+	    m->topk > 8192)
+		return fail(err, -EINVAL, "cuda: model shape out of range");
+	if ((s->kv == DCPK_KV_FP8 && (m->kv_lora != 512 || m->rope != 64)) ||
+	    (s->idx == DCPK_KV_FP8 && m->idx_dim != 128))
+		return fail(err, -EINVAL, "cuda: fp8 KV needs kv_lora_rank "
+		    "512, qk_rope_head_dim 64, index_head_dim 128");
+	return 0;
+}
+
+/* Peer access between every two devices in use; it must be there. */
+static int
+peers(dcpk_ctx *c, dcpk_err *err)
+{
+	for (int a = 0; a < c->devices; a++)
+		for (int b = 0; b < c->devices; b++) {
+			int can = 0;
+			cudaError_t e;
+
+			if (a == b)
+				continue;
+			cudaDeviceCanAccessPeer(&can, a, b);
+			if (!can)
+				return fail(err, -ENODEV, "cuda: GPU %d "
+				    "cannot reach GPU %d's memory: peer "
+				    "access is needed between all GPUs of "
+				    "--tp", a, b);
+			cudaSetDevice(a);
+			e = cudaDeviceEnablePeerAccess(b, 0);
+			if (e != cudaSuccess &&
+			    e != cudaErrorPeerAccessAlreadyEnabled)
+				return fail(err, -ENODEV, "cuda: peer access "
+				    "from GPU %d to GPU %d: %s", a, b,
+				    cudaGetErrorString(e));
+			cudaGetLastError();
+		}
+	return 0;
+}
+
+static void *
+pool(dcpk_ctx *c, size_t bytes)
+{
+	char *p = NULL;
+
+	if (cudaMalloc(&p, bytes + 2 * GUARD) != cudaSuccess)
+		return NULL;
+	cudaMemset(p, GUARD_BYTE, GUARD);
+	cudaMemset(p + GUARD, 0, bytes);
+	cudaMemset(p + GUARD + bytes, GUARD_BYTE, GUARD);
+	return p + GUARD;
+}
+
+static void
+unpool(void *p)
+{
+	if (p != NULL)
+		cudaFree((char *)p - GUARD);
+}
+
+static void
+cuda_close(dcpk_ctx *c)
+{
+	if (c == NULL)
+		return;
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		if (r->st != NULL)
+			cudaStreamSynchronize(r->st);
+	}
+	dcpg_weights_free(c);
+	dcpg_product_forget();
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		unpool(r->rows);
+		unpool(r->keys);
+		unpool(r->scales);
+		cudaFree(r->ws);
+		if (i == 0)
+			cudaFree(r->sort_tmp);
+		if (r->lt != NULL)
+			cublasLtDestroy(r->lt);
+		if (r->met != NULL)
+			cudaEventDestroy(r->met);
+		if (r->st != NULL)
+			cudaStreamDestroy(r->st);
+	}
+	cudaFreeHost(c->plan_pinned);
+	cudaFreeHost(c->out_pinned);
+	cudaFreeHost(c->top_pinned);
+	cudaFreeHost(c->top_at);
+	cudaFreeHost(c->own_pinned);
+	free(c);
+}
+
+extern "C" void dcpg_kernel_limits(void);
+
+static int
+open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
+{
+	dcpg_rank *r = &c->r[i];
+	size_t bytes;
+
+	r->id = i;
+	r->tp = i % c->s.topo.attn_tp;
+	r->cp = i / c->s.topo.attn_tp;
+	r->group = i / c->D;
+	r->dr = i % c->D;
+	cudaSetDevice(r->dev);
+	dcpg_kernel_limits();
+	r->rows = (uint8_t *)pool(c, rows_bytes(c));
+	r->keys = (uint8_t *)pool(c, keys_bytes(c));
+	if (c->s.idx == DCPK_KV_FP8)
+		r->scales = (float *)pool(c, scales_bytes(c));
+	bytes = carve(c, r, i, NULL);
+	if (r->rows == NULL || r->keys == NULL ||
+	    (c->s.idx == DCPK_KV_FP8 && r->scales == NULL) ||
+	    cudaMalloc(&r->ws, bytes) != cudaSuccess)
+		return fail(err, -ENOMEM, "cuda: rank %u on GPU %d: pools of "
+		    "%zu bytes and a workspace of %zu could not be had; lower "
+		    "--mem-fraction-static, --kv-bytes-per-rank or "
+		    "--chunked-prefill-size", i, r->dev, rows_bytes(c) +
+		    keys_bytes(c) + scales_bytes(c), bytes);
+	cudaMemset(r->ws, 0, bytes);
+	carve(c, r, i, r->ws);
+	c->got[i].rows = rows_bytes(c);
+	c->got[i].index = keys_bytes(c) + scales_bytes(c);
+	c->got[i].workspace = bytes;
+	if (cudaStreamCreateWithFlags(&r->st, cudaStreamNonBlocking) !=
+	    cudaSuccess || cudaEventCreateWithFlags(&r->met,
+	    cudaEventDisableTiming) != cudaSuccess ||
+	    cublasLtCreate(&r->lt) != CUBLAS_STATUS_SUCCESS)
+		return fail(err, -EIO, "cuda: rank %u on GPU %d: no stream or "
+		    "cuBLASLt handle: %s", i, r->dev,
+		    cudaGetErrorString(cudaGetLastError()));
+	return 0;
+}
+
+/* What rank 0 needs to sample. */
+static int
+open_sampler(dcpk_ctx *c, dcpk_err *err)
+{
+	dcpg_rank *r = &c->r[0];
+	uint32_t V = c->s.model.vocab, cap = c->cap_samples;
+	std::vector<uint32_t> seg(cap + 1), ok((V + 31) / 32, ~0u);
+
+	cudaSetDevice(r->dev);
+	for (uint32_t i = 0; i <= cap; i++)
+		seg[i] = i * V;
+	if (c->s.token_ok != NULL)
+		memcpy(ok.data(), c->s.token_ok, ok.size() * 4);
+	c->s.token_ok = NULL;
+	r->sort_bytes = dcpg_sort_bytes(V, cap);
+	if (cudaMalloc(&r->sort_tmp, r->sort_bytes) != cudaSuccess ||
+	    cudaMemcpy(r->segment, seg.data(), seg.size() * 4,
+	    cudaMemcpyHostToDevice) != cudaSuccess ||
+	    cudaMemcpy(r->ok, ok.data(), ok.size() * 4,
+	    cudaMemcpyHostToDevice) != cudaSuccess)
+		return fail(err, -ENOMEM, "cuda: no memory to sample");
+	c->got[0].workspace += r->sort_bytes;
+	return 0;
+}
+
+static int
+cuda_open(const dcpk_setup *s, dcpk_ctx **out, dcpk_err *err)
+{
+	dcpk_ctx *c;
+	cudaError_t e;
+	int n = 0, rc = check_setup(s, err), per;
+
+	if (rc != 0)
+		return rc;
+	e = cudaGetDeviceCount(&n);
+	if (e != cudaSuccess || n == 0)
+		return fail(err, -ENODEV, "cuda: no GPU: %s; --device cpu "
+		    "needs none", e != cudaSuccess ? cudaGetErrorString(e) :
+		    "none is visible");
+	per = s->ranks_per_gpu ? (int)s->ranks_per_gpu : 1;
+	if ((uint64_t)n * per < s->topo.world)
+		return fail(err, -ENODEV, "cuda: --tp %u needs %u GPUs with "
+		    "--ranks-per-gpu %d, %d are visible", s->topo.world,
+		    (s->topo.world + per - 1) / per, per, n);
+	c = (dcpk_ctx *)calloc(1, sizeof *c);
+	if (c == NULL)
+		return fail(err, -ENOMEM, "cuda: out of memory");
+	sizes(c, s);
+	c->devices = (int)((c->W + per - 1) / per);
+	for (uint32_t i = 0; i < c->W; i++)
+		c->r[i].dev = (int)i / per;
+	rc = peers(c, err);
+	for (uint32_t i = 0; rc == 0 && i < c->W; i++)
+		rc = open_rank(c, i, err);
+	if (rc == 0)
+		rc = open_sampler(c, err);
+	if (rc == 0)
+		rc = dcpg_weights_alloc(c);
+	if (rc == 0 && (cudaMallocHost(&c->plan_pinned, c->plan_cap) !=
+	    cudaSuccess || cudaMallocHost(&c->out_pinned,
+	    c->M * sizeof(dcpk_logprob)) != cudaSuccess ||
+	    cudaMallocHost(&c->top_pinned, c->cap_top *
+	    sizeof(dcpk_logprob)) != cudaSuccess ||
+	    cudaMallocHost(&c->top_at, (c->M + 1) * 4) != cudaSuccess ||
+	    cudaMallocHost(&c->own_pinned, c->W * 3 * (size_t)c->M * 4) !=
+	    cudaSuccess))
+		rc = fail(err, -ENOMEM, "cuda: no pinned host memory");
+	if (rc == 0 && cudaDeviceSynchronize() != cudaSuccess)
+		rc = fail(err, -EIO, "cuda: %s",
+		    cudaGetErrorString(cudaGetLastError()));
+	if (rc != 0) {
+		cuda_close(c);
+		return rc;
+	}
+	*out = c;
+	return 0;
+}
+
+static void
+cuda_actual(dcpk_ctx *c, dcpk_bytes *b)
+{
+	memcpy(b, c->got, c->W * sizeof *b);
+}
+
+/* --- a step ------------------------------------------------------------ */
+
+/* CP prefill: who computes which row, for the device. */
+static int
+owners(dcpk_ctx *c)
+{
+	const dcpk_topo *t = &c->s.topo;
+	const dcpk_row *row = DCPK_ROWS(c->plan);
+	uint32_t M = c->M;
+	int rc = 0;
+
+	for (uint32_t q = 0; q < c->W; q++) {
+		dcpg_rank *r = &c->r[q];
+		uint32_t *own = c->own_pinned + (size_t)q * 3 * M;
+		uint32_t *owner = own + M, *jof = own + 2 * M;
+		std::vector<uint32_t> n(t->cp);
+
+		for (uint32_t i = 0; i < c->rows; i++) {
+			const dcpk_req *rq =
+			    &DCPK_REQS(c->plan)[row[i].req];
+
+			owner[i] = dcpk_cp_owner(t->strategy, i - rq->row0,
+			    rq->rows, rq->prefix, t->cp);
+			jof[i] = n[owner[i]]++;
+			if (owner[i] == r->cp)
+				own[jof[i]] = i;
+		}
+		r->m = n[r->cp];
+		r->own = r->own_mem;
+		r->owner = r->own_mem + M;
+		r->jof = r->own_mem + 2 * M;
+		cudaSetDevice(r->dev);
+		rc |= dcpg_ok(cudaMemcpyAsync(r->own_mem, own, 3 *
+		    (size_t)M * 4, cudaMemcpyHostToDevice, r->st), "rows");
+	}
+	return rc;
+}
+
+static int
+cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
+{
+	const dcpk_sample *s = DCPK_SAMPLES(p);
+	uint32_t n_top = 0, cap;
+	int rc = 0;
+
+	cap = p->pass == DCPK_PREFILL ? c->s.max_prefill : c->s.max_rows;
+	if (p->magic != DCPK_PLAN_MAGIC || p->version != DCPK_PLAN_VERSION ||
+	    p->n_rows == 0 || p->n_rows > cap || p->bytes > c->plan_cap)
+		return fail(err, -E2BIG, "plan of version %u with %u rows and "
+		    "%u bytes; %u rows and %zu bytes at most", p->version,
+		    p->n_rows, p->bytes, cap, c->plan_cap);
+	for (uint32_t i = 0; i < p->n_samples; i++) {
+		c->top_at[i] = n_top;
+		n_top += s[i].n_top;
+	}
+	if (n_top > c->cap_top)
+		return fail(err, -E2BIG, "%u top logprobs in one step, %u at "
+		    "most", n_top, c->cap_top);
+	memcpy(c->plan_pinned, p, p->bytes);
+	c->plan = (const dcpk_plan *)c->plan_pinned;
+	c->n_top = n_top;
+	c->rows = p->n_rows;
+	c->prefill = p->pass == DCPK_PREFILL;
+	c->gathered = c->prefill && c->D > 1 &&
+	    (c->s.topo.cp > 1 || p->way != DCPK_WAY_Q);
+	c->gather_layer = UINT32_MAX;
+	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 : shard(c);
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		rc |= dcpg_ok(cudaMemcpyAsync(r->plan, c->plan_pinned,
+		    p->bytes, cudaMemcpyHostToDevice, r->st), "plan");
+		r->m = c->rows;
+		r->own = r->owner = r->jof = NULL;
+	}
+	cudaSetDevice(c->r[0].dev);
+	if (p->n_samples != 0)
+		rc |= dcpg_ok(cudaMemcpyAsync(c->r[0].top_at, c->top_at,
+		    p->n_samples * 4, cudaMemcpyHostToDevice, c->r[0].st),
+		    "samples");
+	if (c->prefill && c->s.topo.cp > 1)
+		rc |= owners(c);
+	return rc == 0 ? 0 : fail(err, -EIO, "cuda: %s",
+	    cudaGetErrorString(cudaGetLastError()));
+}
+
+static int
+cuda_step_end(dcpk_ctx *c, uint32_t rank, dcpk_result *res)
+{
+	uint32_t n = c->plan->n_samples;
+	int rc;
+
+	if (n > res->out_cap || c->n_top > res->top_cap)
+		return -ENOSPC;
+	rc = dcpg_meet(c);	/* rank 0 waits for the others' last work too */
+	cudaSetDevice(c->r[0].dev);
+	if (n != 0)
+		rc |= dcpg_ok(cudaMemcpyAsync(c->out_pinned, c->r[0].out,
+		    n * sizeof(dcpk_logprob), cudaMemcpyDeviceToHost,
+		    c->r[0].st), "tokens");
+	if (c->n_top != 0)
+		rc |= dcpg_ok(cudaMemcpyAsync(c->top_pinned, c->r[0].top,
+		    c->n_top * sizeof(dcpk_logprob), cudaMemcpyDeviceToHost,
+		    c->r[0].st), "logprobs");
+	rc |= dcpg_ok(cudaStreamSynchronize(c->r[0].st), "step");
+	if (rc != 0)
+		return -EIO;
+	if (n != 0)
+		memcpy(res->out, c->out_pinned, n * sizeof *res->out);
+	if (c->n_top != 0)
+		memcpy(res->top, c->top_pinned, c->n_top * sizeof *res->top);
+	return 0;
+}
+
+/* --- measure, peek, check ---------------------------------------------- */
+
+static int
+cuda_measure(dcpk_ctx *c, dcpk_speed *s)
+{
+	dcpg_rank *a = &c->r[0], *b = &c->r[c->W - 1];
+	cudaEvent_t t0, t1;
+	size_t bytes = std::min(rows_bytes(c), (size_t)64 << 20);
+	float ms = 0;
+
+	/* Peer copies are measured; attention's rates are those of the kernel
+	 * in use, see doc/cuda.md. */
+	cudaSetDevice(a->dev);
+	cudaEventCreate(&t0);
+	cudaEventCreate(&t1);
+	for (int i = 0; i < 2; i++) {
+		cudaEventRecord(t0, a->st);
+		cudaMemcpyAsync(a->rows, b->rows, bytes, cudaMemcpyDefault,
+		    a->st);
+		cudaEventRecord(t1, a->st);
+		cudaEventSynchronize(t1);
+	}
+	cudaEventElapsedTime(&ms, t0, t1);
+	cudaEventDestroy(t0);
+	cudaEventDestroy(t1);
+	s->copy_bytes_s = (double)bytes / (ms * 1e-3 + 1e-9);
+	s->attend_flops_s = 4e12;
+	s->attend_own_flops_s = 4e12;
+	s->call_s = 10e-6;
+	return dcpg_ok(cudaGetLastError(), "measure");
+}
+
+static int64_t
+get(void *buf, size_t cap, const void *src, size_t n)
+{
+	if (n > cap)
+		return -ENOSPC;
+	return cudaMemcpy(buf, src, n, cudaMemcpyDefault) == cudaSuccess ?
+	    (int64_t)n : -EIO;
+}
+
+static int64_t
+get_selection(dcpk_ctx *c, uint32_t layer, uint32_t row, void *buf, size_t cap)
+{
+	size_t at = (size_t)layer * c->M + row, k = c->s.model.topk;
+	std::vector<uint32_t> all;
+	uint32_t first = 0, ranks = 1;
+
+	if (!c->prefill) {
+		ranks = c->D;		/* each of group 0 has its own part */
+	} else if (c->s.topo.cp > 1) {
+		const dcpk_row *rw = &DCPK_ROWS(c->plan)[row];
+		const dcpk_req *rq = &DCPK_REQS(c->plan)[rw->req];
+
+		first = dcpk_cp_owner(c->s.topo.strategy, row - rq->row0,
+		    rq->rows, rq->prefix, c->s.topo.cp) * c->s.topo.attn_tp;
+	} else {
+		first = (row - DCPK_REQS(c->plan)[DCPK_ROWS(c->plan)[row]
+		    .req].row0) % c->W;
+	}
+	for (uint32_t r = first; r < first + ranks; r++) {
+		uint32_t n = 0;
+		size_t was = all.size();
+
+		if (get(&n, 4, c->r[r].keep_n + at, 4) < 0 || n > k)
+			return -EIO;
+		all.resize(was + n);
+		if (n != 0 && get(all.data() + was, n * 4,
+		    c->r[r].keep + at * k, n * 4) < 0)
+			return -EIO;
+	}
+	std::sort(all.begin(), all.end());
+	if (all.size() * 4 > cap)
+		return -ENOSPC;
+	memcpy(buf, all.data(), all.size() * 4);
+	return (int64_t)all.size() * 4;
+}
+
+static int64_t
+cuda_peek(dcpk_ctx *c, dcpk_peek what, uint32_t layer, uint32_t rank,
+    uint32_t row, void *buf, size_t cap)
+{
+	dcpg_rank *r;
+	float *scales;
+	uint8_t *keys;
+	int64_t n;
+
+	if (layer >= c->s.model.layers || rank >= c->W)
+		return -EINVAL;
+	r = &c->r[rank];
+	for (uint32_t i = 0; i < c->W; i++)
+		cudaStreamSynchronize(c->r[i].st);
+	switch (what) {
+	case DCPK_PEEK_LOGITS:
+		if (c->plan == NULL || c->plan->n_samples > c->cap_samples)
+			return -EINVAL;
+		return get(buf, cap, c->r[0].all_logits, (size_t)4 *
+		    c->plan->n_samples * c->s.model.vocab);
+	case DCPK_PEEK_SELECT:
+		if (r->keep == NULL || row >= c->rows)
+			return -EINVAL;
+		return get_selection(c, layer, row, buf, cap);
+	case DCPK_PEEK_POOL_ROW:
+		if (row >= c->pool_rows)
+			return -EINVAL;
+		return get(buf, cap, dcpg_pool_rows(c, r, layer) +
+		    (size_t)row * c->row_bytes, c->row_bytes);
+	case DCPK_PEEK_INDEX_ROW:
+		if (row >= c->pool_rows || !c->s.model.full[layer] ||
+		    cap < c->key_bytes + 4)
+			return -EINVAL;
+		keys = dcpg_pool_keys(c, r, layer, &scales);
+		n = get(buf, cap, keys + (size_t)row * c->key_bytes,
+		    c->key_bytes);
+		if (n < 0 || scales == NULL)
+			return n;
+		return get((char *)buf + n, 4, scales + row, 4) < 0 ? -EIO :
+		    n + 4;
+	case DCPK_PEEK_GATHERED_ROW:
+		if (layer != c->gather_layer || row >= c->s.max_ctx)
+			return -EINVAL;
+		return get(buf, cap, r->gather + (size_t)row * c->row_bytes,
+		    c->row_bytes);
+	}
+	return -EINVAL;
+}
+
+static bool
+guard_ok(const void *p, size_t bytes)
+{
+	std::vector<uint8_t> g(2 * GUARD);
+
+	if (cudaMemcpy(g.data(), (const char *)p - GUARD, GUARD,
+	    cudaMemcpyDefault) != cudaSuccess ||
+	    cudaMemcpy(g.data() + GUARD, (const char *)p + bytes, GUARD,
+	    cudaMemcpyDefault) != cudaSuccess)
+		return false;
+	return std::all_of(g.begin(), g.end(),
+	    [](uint8_t b) { return b == GUARD_BYTE; });
+}
+
+static int
+cuda_check(dcpk_ctx *c, dcpk_err *err)
+{
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		if (!guard_ok(r->rows, rows_bytes(c)) ||
+		    !guard_ok(r->keys, keys_bytes(c)) ||
+		    (r->scales && !guard_ok(r->scales, scales_bytes(c))))
+			return fail(err, -EFAULT, "rank %u: guard bytes of a "
+			    "pool were written", i);
+	}
+	return 0;
+}
+
+static const dcpk_backend table = {
+	.abi = DCPK_ABI,
+	.size = sizeof(dcpk_backend),
+	.name = "cuda",
+	.rank_threads = false,
+	.bytes = cuda_bytes,
+	.open = cuda_open,
+	.load = dcpg_load,
+	.ready = dcpg_ready,
+	.actual = cuda_actual,
+	.measure = cuda_measure,
+	.step_begin = cuda_step_begin,
+	.embed = dcpg_embed_op,
+	.attn_in = dcpg_attn_in_op,
+	.select = dcpg_select_op,
+	.attend_merge = dcpg_attend_op,
+	.attn_out = dcpg_attn_out_op,
+	.ffn = dcpg_ffn_op,
+	.head = dcpg_head_op,
+	.sample = dcpg_sample_op,
+	.step_end = cuda_step_end,
+	.peek = cuda_peek,
+	.check = cuda_check,
+	.close = cuda_close,
+};
+
+extern "C" __attribute__((visibility("default"))) const dcpk_backend *
+dcpk_backend_get(uint32_t abi)
+{
+	return abi == DCPK_ABI ? &table : NULL;
+}

@@ -1,0 +1,211 @@
+/*
+ * State of the CUDA backend: all ranks of one process.
+ *
+ * One host thread (the step thread) enqueues the work of every rank, each on
+ * its own stream of its own device; ranks may share a device. Where ranks
+ * exchange data, every stream waits for an event of every other (dcpg_meet):
+ * afterwards each may read what the others wrote, through peer memory. The
+ * host never waits inside a step, except for the sampled tokens at its end.
+ *
+ * A buffer that peers read is not written again before another meeting has
+ * passed; that is why attention and FFN have partial sums of their own.
+ */
+#ifndef DCPG_DEVICE_CUH
+#define DCPG_DEVICE_CUH
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <errno.h>
+#include <string.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+typedef __nv_bfloat16 bf16;
+
+struct dcpg_mat {		/* [n][k] row-major on the device */
+	bf16 *w;
+	uint32_t n, k;
+	bool loaded;
+};
+
+struct dcpg_layer {		/* of one rank */
+	float *in_norm, *post_norm, *q_a_norm, *kv_a_norm;
+	float *k_norm_w, *k_norm_b, *router_bias, *router;
+	dcpg_mat q_a, kv_a, idx_q_b, idx_k, idx_w;
+	dcpg_mat q_b;		/* [heads of the attn_tp slice * (n+r)] */
+	dcpg_mat uk, uv;	/* [heads][c][n], [heads][v][c] */
+	dcpg_mat o;		/* [hidden][heads * v] */
+	dcpg_mat gate, up, down;
+	bf16 *e_gate, *e_up;	/* [E][moe slice][hidden] */
+	bf16 *e_down;		/* [E][hidden][moe slice] */
+	uint32_t e_loaded, e_slice;
+	dcpg_mat s_gate, s_up, s_down;
+};
+
+struct dcpg_rank {
+	int dev;
+	cudaStream_t st;
+	cudaEvent_t met;
+	cublasLtHandle_t lt;
+	void *lt_ws;
+	uint32_t id, tp, cp, group, dr;	/* dr: rank inside its DCP group */
+
+	dcpg_layer *layer;
+	dcpg_mat embed, lm_head;
+	float *final_norm;
+	uint32_t vocab0;		/* first id of its lm_head slice */
+
+	/* pools */
+	uint8_t *rows, *keys;
+	float *scales;
+
+	/* workspace; M = rows of a pass, m = rows this rank computes */
+	char *ws;
+	float *x;		/* [M][hidden] residual stream */
+	bf16 *h;		/* [M][hidden] normed */
+	float *hf;		/* the same, f32, for the router */
+	float *qr, *kv, *ik, *iw;	/* [m] x q_lora, c+r, idx_dim, heads */
+	bf16 *qr16;		/* [m][q_lora] normed */
+	bf16 *qh;		/* [m][h][n+r] */
+	bf16 *q;		/* [m][h][c+r] absorbed, roped */
+	bf16 *qg;		/* [M][Hg][c+r] gathered over the group */
+	float *iq;		/* [M][idx_heads][idx_dim] */
+	float *iwf;		/* [M][idx_heads] with every factor */
+	uint8_t *new_rows, *new_keys;	/* [M] packed, of this rank's rows */
+	float *new_scales;
+	float *scores;		/* [rows][shard or context] */
+	uint32_t *list, *count;	/* [M][k], [M]: local rows or positions */
+	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers */
+	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
+	float *po;		/* [M][Hg][c] partial */
+	float *plse;		/* [M][Hg] */
+	bf16 *o;		/* [m][h][c] merged */
+	bf16 *ov;		/* [m][h*v] */
+	float *ya, *yf;		/* [M][hidden] partial sums */
+	float *g, *u;		/* [M or slots][inter] */
+	bf16 *a16;
+	float *cos, *sin;	/* [M][rope/2] */
+	uint32_t *eid;		/* [M*K] */
+	float *ew;		/* [M*K] */
+	uint32_t *slot, *slot_row, *eslot0, *tile_e, *tile_m;
+	float *ey;		/* [slots][hidden] */
+	uint8_t *gather;	/* [ctx][row bytes] */
+	uint8_t *gkeys;		/* [ctx][key bytes] */
+	float *gscales;
+	bf16 *hs;		/* [samples][hidden] */
+	float *logits;		/* [samples][vocab slice] */
+	char *plan;		/* device copy */
+	uint32_t *own_mem, *own, *owner, *jof;	/* CP prefill only, else NULL: rows this
+				   rank computes; who computes row i, and
+				   as which of its rows */
+	uint32_t m;		/* how many */
+	/* rank 0 */
+	float *all_logits;	/* [samples][vocab] */
+	float *z;		/* adjusted, for drawing */
+	uint32_t *ids, *ids2;
+	float *z2;
+	void *sort_tmp;
+	size_t sort_bytes;
+	dcpk_logprob *out, *top;
+	uint32_t *ok;		/* token_ok */
+	float *lse;		/* [samples] */
+	uint32_t *vocab_first;	/* [W+1] */
+	uint32_t *segment;	/* [samples+1] multiples of the vocabulary */
+	uint32_t *top_at;	/* [samples of the step] first entry in top */
+};
+
+struct dcpk_ctx {
+	dcpk_setup s;
+	uint32_t W, D, groups, M, Hr, Hp, Hg;	/* heads: rank, prefill, group */
+	uint32_t page_rows, row_bytes, key_bytes, full_layers;
+	uint32_t idx_slot[DCPK_MAX_LAYERS + 1];
+	size_t pool_rows, scores_ld;
+	uint32_t cap_samples, cap_top;
+	int devices;
+	dcpg_rank r[DCPK_MAX_RANKS];
+	dcpk_bytes got[DCPK_MAX_RANKS];
+
+	/* the step */
+	const dcpk_plan *plan;
+	char *plan_pinned;
+	size_t plan_cap;
+	bool prefill, gathered;
+	uint32_t rows, n_top, gather_layer;
+	dcpk_logprob *out_pinned, *top_pinned;
+	uint32_t *top_at;	/* pinned, [samples] */
+	uint32_t *own_pinned;
+};
+
+/* A pointer of every rank, passed to kernels by value. */
+template <typename T> struct dcpg_peers {
+	T *p[DCPK_MAX_RANKS];
+};
+#define DCPG_PEERS(c, T, member) ({ \
+	dcpg_peers<T> ps_ = {}; \
+	for (uint32_t r_ = 0; r_ < (c)->W; r_++) \
+		ps_.p[r_] = (c)->r[r_].member; \
+	ps_; })
+
+int dcpg_ok(cudaError_t e, const char *what);	/* 0 or -EIO, logged */
+/* Every rank's stream waits for what all ranks have enqueued so far. */
+int dcpg_meet(dcpk_ctx *c);
+
+/* select_op.cu: a request's rows or index keys, in order of position */
+int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,
+    bool keys);
+
+/* product.cu: y[i*ldy+j] = sum_k x[i*ldx+k] w[j*ldw+k], f32 accumulation */
+struct dcpg_prod {
+	const bf16 *w, *x;
+	void *y;
+	bool y_f32;
+	uint32_t m, n, k, ldw, ldx, ldy;
+	uint32_t batch;			/* 0 = 1 */
+	int64_t sw, sx, sy;		/* strides between them, elements */
+};
+int dcpg_product(dcpg_rank *r, const dcpg_prod *p);
+void dcpg_product_forget(void);
+
+/* attend_op.cu: all-reduce of attention or FFN partials into x */
+int dcpg_sum(dcpk_ctx *, bool attention);
+
+/* the operations */
+int dcpg_embed_op(dcpk_ctx *, uint32_t rank);
+int dcpg_attn_in_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
+int dcpg_select_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
+int dcpg_attend_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
+int dcpg_attn_out_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
+int dcpg_ffn_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
+int dcpg_head_op(dcpk_ctx *, uint32_t rank);
+int dcpg_sample_op(dcpk_ctx *, uint32_t rank);
+int dcpg_load(dcpk_ctx *, const dcpk_weight *, dcpk_err *);
+int dcpg_ready(dcpk_ctx *, dcpk_err *);
+int dcpg_weights_alloc(dcpk_ctx *);
+void dcpg_weights_free(dcpk_ctx *);
+size_t dcpg_sort_bytes(uint32_t n, uint32_t segments);
+
+static inline uint8_t *
+dcpg_pool_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	return r->rows + layer * c->pool_rows * c->row_bytes;
+}
+
+static inline uint8_t *
+dcpg_pool_keys(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, float **scales)
+{
+	size_t at = c->idx_slot[layer] * c->pool_rows;
+
+	*scales = r->scales ? r->scales + at : NULL;
+	return r->keys + at * c->key_bytes;
+}
+
+/* Device copies of the plan's parts. */
+#define DCPG_PLAN(c, r, type, off) \
+	((const type *)((r)->plan + (c)->plan->off))
+
+#define DCPG_LAUNCHED(what) dcpg_ok(cudaGetLastError(), what)
+
+#endif

@@ -1,0 +1,94 @@
+/* Small device pieces that several kernels share. */
+#ifndef DCPG_ROWOPS_CUH
+#define DCPG_ROWOPS_CUH
+
+#include <cuda_fp8.h>
+
+#include "kernels/cuda/device.cuh"
+
+#define DCPG_FULL 0xffffffffu
+
+__device__ static inline float
+warp_sum(float v)
+{
+	for (int o = 16; o > 0; o >>= 1)
+		v += __shfl_xor_sync(DCPG_FULL, v, o);
+	return v;
+}
+
+__device__ static inline float
+warp_max(float v)
+{
+	for (int o = 16; o > 0; o >>= 1)
+		v = fmaxf(v, __shfl_xor_sync(DCPG_FULL, v, o));
+	return v;
+}
+
+/* Over the whole block (<= 1024 threads, whole warps); every thread gets it. */
+__device__ static inline float
+block_sum(float v)
+{
+	__shared__ float part[32];
+	uint32_t warps = blockDim.x / 32, w = threadIdx.x / 32;
+
+	v = warp_sum(v);
+	__syncthreads();
+	if (threadIdx.x % 32 == 0)
+		part[w] = v;
+	__syncthreads();
+	v = threadIdx.x % 32 < warps ? part[threadIdx.x % 32] : 0;
+	return warp_sum(v);
+}
+
+__device__ static inline float
+block_max(float v)
+{
+	__shared__ float part[32];
+	uint32_t warps = blockDim.x / 32, w = threadIdx.x / 32;
+
+	v = warp_max(v);
+	__syncthreads();
+	if (threadIdx.x % 32 == 0)
+		part[w] = v;
+	__syncthreads();
+	v = threadIdx.x % 32 < warps ? part[threadIdx.x % 32] : -INFINITY;
+	return warp_max(v);
+}
+
+__device__ static inline uint8_t
+to_e4m3(float x)
+{
+	return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
+
+__device__ static inline float
+from_e4m3(uint8_t b)
+{
+	__half_raw h = __nv_cvt_fp8_to_halfraw(b, __NV_E4M3);
+
+	return __half2float(__half(h));
+}
+
+/* Element d of a KV row (c + r elements). */
+__device__ static inline float
+row_at(const uint8_t *row, enum dcpk_kv kv, uint32_t c, uint32_t d)
+{
+	if (kv == DCPK_KV_FP8) {
+		if (d < c)
+			return from_e4m3(row[d]) *
+			    *(const float *)(row + c + d / 128 * 4);
+		return __bfloat162float(*(const bf16 *)(row + c + c / 128 * 4 +
+		    (d - c) * 2));
+	}
+	return __bfloat162float(((const bf16 *)row)[d]);
+}
+
+/* Element d of an index key, without its scale. */
+__device__ static inline float
+key_at(const uint8_t *key, enum dcpk_kv fmt, uint32_t d)
+{
+	return fmt == DCPK_KV_FP8 ? from_e4m3(key[d]) :
+	    __bfloat162float(((const bf16 *)key)[d]);
+}
+
+#endif

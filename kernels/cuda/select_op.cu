@@ -1,0 +1,514 @@
+/*
+ * Selection (DESIGN 5): index scores, and the exact top-k by (score desc,
+ * position asc) over all shards.
+ *
+ * Decode: a rank scores its own keys; to pick, every rank of the group reads
+ * the group's scores through peer memory, finds the same threshold and keeps
+ * its own winners as local pool rows. Prefill: keys are gathered, query rows
+ * are split over all ranks (CP: a row's owner), and the lists are exchanged.
+ */
+#include "kernels/cuda/rowops.cuh"
+
+struct score_args {
+	const float *iq, *iw;	/* [m][hi][dim], [m][hi] */
+	const uint32_t *own;
+	const dcpk_row *row;
+	const dcpk_req *req;
+	const uint32_t *pages;
+	const uint8_t *keys;	/* pool, or gathered by position */
+	const float *scales;	/* or NULL */
+	float *scores;		/* [m][ld] */
+	size_t ld;
+	dcpk_kv fmt;
+	uint32_t hi, dim, key_bytes, D, dr, k, R;
+	bool gathered;
+	/* prefill: rows row0 + share + j*step */
+	uint32_t row0, step, share, n;
+};
+
+enum { KEYS = 64 };
+
+/* Which row (global, and in q's order) a block column works on. */
+__device__ static bool
+row_of(const score_args &a, uint32_t b, uint32_t *i, uint32_t *j)
+{
+	if (!a.gathered) {
+		*j = b;
+		*i = b;
+		return true;
+	}
+	if (a.own) {		/* CP: own rows of this request only */
+		*j = b;
+		*i = a.own[b];
+		return *i >= a.row0 && *i < a.row0 + a.n;
+	}
+	*i = a.row0 + a.share + b * a.step;
+	*j = *i;
+	return *i < a.row0 + a.n;
+}
+
+/*
+ * A block owns 64 keys of one row: keys [64][dim+1] and the row's queries in
+ * shared memory; a thread owns a key and a quarter of the heads.
+ */
+__global__ void
+score_keys(score_args a)
+{
+	extern __shared__ float sm[];
+	float *sk = sm, *sq = sm + KEYS * (a.dim + 1);
+	__shared__ float part[4][KEYS];
+	uint32_t i, j, len, n, k0 = blockIdx.x * KEYS;
+
+	if (!row_of(a, blockIdx.y, &i, &j))
+		return;
+	dcpk_row row = a.row[i];
+	len = row.pos + 1;
+	if (len <= a.k)
+		return;		/* all are selected */
+	n = a.gathered ? len : len / a.D + (a.dr < len % a.D);
+	if (k0 >= n)
+		return;
+	const uint32_t *table = a.pages + a.req[row.req].page0;
+	uint32_t t = threadIdx.x % KEYS, quarter = threadIdx.x / KEYS;
+
+	for (uint32_t e = threadIdx.x; e < KEYS * a.dim; e += blockDim.x) {
+		uint32_t x = k0 + e / a.dim, d = e % a.dim;
+		size_t at = a.gathered ? x : (size_t)table[x / a.R] * a.R +
+		    x % a.R;
+
+		sk[e / a.dim * (a.dim + 1) + d] = x < n ?
+		    key_at(a.keys + at * a.key_bytes, a.fmt, d) : 0;
+	}
+	for (uint32_t e = threadIdx.x; e < a.hi * a.dim; e += blockDim.x)
+		sq[e] = a.iq[(size_t)j * a.hi * a.dim + e];
+	__syncthreads();
+	float s = 0;
+
+	for (uint32_t h = quarter; h < a.hi; h += 4) {
+		float d = 0;
+
+		for (uint32_t e = 0; e < a.dim; e++)
+			d += sq[h * a.dim + e] * sk[t * (a.dim + 1) + e];
+		s += a.iw[(size_t)j * a.hi + h] * fmaxf(d, 0);
+	}
+	part[quarter][t] = s;
+	__syncthreads();
+	if (quarter == 0 && k0 + t < n) {
+		uint32_t x = k0 + t;
+		size_t at = a.gathered ? x : (size_t)table[x / a.R] * a.R +
+		    x % a.R;
+
+		s = part[0][t] + part[1][t] + part[2][t] + part[3][t];
+		a.scores[(size_t)blockIdx.y * a.ld + x] =
+		    a.scales ? s * a.scales[at] : s;
+	}
+}
+
+/* Descending order as ascending u32: NaN last of all, -0 as +0. */
+__device__ static inline uint32_t
+order_of(float f)
+{
+	uint32_t u;
+
+	if (f != f)
+		return 0xffffffffu;
+	if (f == 0)
+		f = 0;
+	u = __float_as_uint(f);
+	u = u & 0x80000000u ? ~u : u | 0x80000000u;
+	return ~u;
+}
+
+struct pick_args {
+	dcpg_peers<float> scores;	/* of the shards' ranks */
+	score_args s;
+	uint32_t first, shards;	/* ranks first.. ; 1 when gathered */
+	uint32_t dr;
+	uint32_t *list, *count, *keep, *keep_n;
+};
+
+/*
+ * One block of 512 a row. The threshold is found as the k-th smallest of the
+ * composite (order, position), eight bits at a time, over all shards' scores;
+ * then own winners are compacted in ascending position.
+ */
+__global__ void
+pick_rows(pick_args a)
+{
+	__shared__ uint32_t hist[256], base, digit, warp_n[16];
+	const score_args &s = a.s;
+	uint32_t i, j, len, D = a.shards, need = s.k;
+	uint64_t prefix = 0, mask = 0;
+
+	if (!row_of(s, blockIdx.x, &i, &j))
+		return;
+	dcpk_row row = s.row[i];
+	const uint32_t *table = s.pages + s.req[row.req].page0;
+	len = row.pos + 1;
+	size_t at = (size_t)blockIdx.x * s.ld;
+	bool all = len <= s.k;
+
+	for (int shift = 56; shift >= 0 && !all; shift -= 8) {
+		for (uint32_t e = threadIdx.x; e < 256; e += blockDim.x)
+			hist[e] = 0;
+		__syncthreads();
+		for (uint32_t r = 0; r < D; r++) {
+			uint32_t n = len / D + (r < len % D);
+			const float *p = a.scores.p[a.first + r] + at;
+
+			for (uint32_t x = threadIdx.x; x < n;
+			    x += blockDim.x) {
+				uint64_t key = (uint64_t)order_of(p[x]) << 32 |
+				    (x * D + r);
+
+				if ((key & mask) == prefix)
+					atomicAdd(&hist[key >> shift & 255],
+					    1);
+			}
+		}
+		__syncthreads();
+		if (threadIdx.x == 0) {
+			uint32_t d = 0, sum = 0;
+
+			while (sum + hist[d] < need)
+				sum += hist[d++];
+			digit = d;
+			base = sum;
+		}
+		__syncthreads();
+		prefix |= (uint64_t)digit << shift;
+		mask |= (uint64_t)255 << shift;
+		need -= base;
+		bool exact = hist[digit] == need;
+
+		__syncthreads();
+		if (exact)	/* everything in this bin belongs */
+			break;
+	}
+	/* winner: key & mask <= prefix */
+	uint32_t mine = s.gathered ? len : len / D + (a.dr < len % D);
+	const float *p = a.scores.p[a.first + a.dr] + at;
+	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
+
+	if (threadIdx.x == 0)
+		base = 0;
+	__syncthreads();
+	for (uint32_t x0 = 0; x0 < mine; x0 += blockDim.x) {
+		uint32_t x = x0 + threadIdx.x, pos = x * D + a.dr;
+		bool win = x < mine;
+
+		if (win && !all)
+			win = ((((uint64_t)order_of(p[x]) << 32) | pos) &
+			    mask) <= prefix;
+		uint32_t b = __ballot_sync(DCPG_FULL, win);
+		uint32_t before = __popc(b & ((1u << lane) - 1)), off;
+
+		if (lane == 0)
+			warp_n[w] = __popc(b);
+		__syncthreads();
+		off = base;
+		for (uint32_t v = 0; v < w; v++)
+			off += warp_n[v];
+		if (win) {
+			a.list[(size_t)i * s.k + off + before] = s.gathered ?
+			    x : table[x / s.R] * s.R + x % s.R;
+			if (a.keep)
+				a.keep[(size_t)i * s.k + off + before] = pos;
+		}
+		__syncthreads();
+		if (threadIdx.x == 0)
+			for (uint32_t v = 0; v < blockDim.x / 32; v++)
+				base += warp_n[v];
+		__syncthreads();
+	}
+	if (threadIdx.x == 0) {
+		a.count[i] = base;
+		if (a.keep_n)
+			a.keep_n[i] = base;
+	}
+}
+
+struct gather_args {
+	dcpg_peers<uint8_t> pool;	/* first row of this layer */
+	dcpg_peers<float> scales;
+	const uint32_t *pages;
+	uint8_t *out;
+	float *sout;
+	uint32_t first, D, row_bytes, len, R;
+};
+
+/* One warp a position: its bytes, from the rank that holds it. */
+__global__ void
+gather_rows(gather_args a)
+{
+	uint32_t pos = blockIdx.x * 8 + threadIdx.x / 32, r, lane;
+	size_t at;
+
+	if (pos >= a.len)
+		return;
+	lane = threadIdx.x % 32;
+	r = a.first + pos % a.D;
+	at = (size_t)a.pages[pos / DCPK_PAGE] * a.R + pos % DCPK_PAGE / a.D;
+	const uint32_t *s = (const uint32_t *)(a.pool.p[r] + at * a.row_bytes);
+	uint32_t *d = (uint32_t *)(a.out + (size_t)pos * a.row_bytes);
+
+	for (uint32_t e = lane; e < a.row_bytes / 4; e += 32)
+		d[e] = s[e];
+	if (a.sout && lane == 0)
+		a.sout[pos] = a.scales.p[r][at];
+}
+
+/* Rows (keys = false) or index keys of one request into gather / gkeys. */
+int
+dcpg_gather(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req, bool keys)
+{
+	const dcpk_req *q = &DCPK_REQS(c->plan)[req];
+	gather_args a = {};
+
+	for (uint32_t i = 0; i < c->W; i++)
+		a.pool.p[i] = keys ?
+		    dcpg_pool_keys(c, &c->r[i], layer, &a.scales.p[i]) :
+		    dcpg_pool_rows(c, &c->r[i], layer);
+	a.pages = DCPG_PLAN(c, r, uint32_t, pages_off) + q->page0;
+	a.out = keys ? r->gkeys : r->gather;
+	a.sout = keys && c->s.idx == DCPK_KV_FP8 ? r->gscales : NULL;
+	a.first = r->group * c->D;
+	a.D = c->D;
+	a.R = c->page_rows;
+	a.row_bytes = keys ? c->key_bytes : c->row_bytes;
+	a.len = q->prefix + q->rows;
+	gather_rows<<<(a.len + 7) / 8, 256, 0, r->st>>>(a);
+	return DCPG_LAUNCHED("gather_rows");
+}
+
+struct swap_args {
+	dcpg_peers<uint32_t> list, count;
+	uint32_t *to, *ncount, k, W, self;
+	const dcpk_row *row;
+	const dcpk_req *req;
+	const uint32_t *pages;
+	uint32_t D, dr, R;
+	bool local;	/* keep own positions only, as pool rows */
+	const uint32_t *owner;	/* CP: lists are where they are needed */
+	uint32_t cp;
+};
+
+/*
+ * One block a row: the list of positions from the rank that selected it, as it
+ * is or cut down to this rank's pool rows (order kept).
+ */
+__global__ void
+take_lists(swap_args a)
+{
+	__shared__ uint32_t warp_n[8], base;
+	uint32_t i = blockIdx.x, lane = threadIdx.x % 32, w = threadIdx.x / 32;
+	dcpk_row row = a.row[i];
+
+	if (a.owner && a.owner[i] != a.cp)
+		return;
+	uint32_t from = a.owner ? a.self :
+	    (i - a.req[row.req].row0) % a.W;
+	const uint32_t *src = a.list.p[from] + (size_t)i * a.k;
+	const uint32_t *table = a.pages + a.req[row.req].page0;
+	uint32_t n = a.count.p[from][i];
+
+	if (threadIdx.x == 0)
+		base = 0;
+	__syncthreads();
+	for (uint32_t x0 = 0; x0 < n; x0 += blockDim.x) {
+		uint32_t x = x0 + threadIdx.x, pos = x < n ? src[x] : 0, off;
+		bool win = x < n && (!a.local || pos % a.D == a.dr);
+		uint32_t b = __ballot_sync(DCPG_FULL, win);
+
+		if (lane == 0)
+			warp_n[w] = __popc(b);
+		__syncthreads();
+		off = base + __popc(b & ((1u << lane) - 1));
+		for (uint32_t v = 0; v < w; v++)
+			off += warp_n[v];
+		if (win)
+			a.to[(size_t)i * a.k + off] = a.local ?
+			    table[pos / DCPK_PAGE] * a.R +
+			    pos % DCPK_PAGE / a.D : pos;
+		__syncthreads();
+		if (threadIdx.x == 0)
+			for (uint32_t v = 0; v < blockDim.x / 32; v++)
+				base += warp_n[v];
+		__syncthreads();
+	}
+	if (threadIdx.x == 0)
+		a.ncount[i] = base;
+}
+
+static score_args
+base_args(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	const dcpk_model *m = &c->s.model;
+	score_args a = {};
+	float *scales;
+
+	a.iq = r->iq;
+	a.iw = r->iw;
+	a.own = r->own;
+	a.row = DCPG_PLAN(c, r, dcpk_row, rows_off);
+	a.req = DCPG_PLAN(c, r, dcpk_req, reqs_off);
+	a.pages = DCPG_PLAN(c, r, uint32_t, pages_off);
+	a.keys = dcpg_pool_keys(c, r, layer, &scales);
+	a.scales = scales;
+	a.scores = r->scores;
+	a.ld = c->scores_ld;
+	a.fmt = c->s.idx;
+	a.hi = m->idx_heads;
+	a.dim = m->idx_dim;
+	a.key_bytes = c->key_bytes;
+	a.D = c->D;
+	a.dr = r->dr;
+	a.k = m->topk;
+	a.R = c->page_rows;
+	return a;
+}
+
+static size_t
+score_smem(const score_args *a)
+{
+	return (KEYS * (a->dim + 1) + a->hi * a->dim) * sizeof(float);
+}
+
+static int
+decode(dcpk_ctx *c, uint32_t layer)
+{
+	uint32_t longest = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->rows; i++)
+		if (DCPK_ROWS(c->plan)[i].pos + 1 > longest)
+			longest = DCPK_ROWS(c->plan)[i].pos + 1;
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		score_args a = base_args(c, r, layer);
+		uint32_t n = dcpk_shard_len(longest, r->dr, c->D);
+
+		cudaSetDevice(r->dev);
+		if (longest > a.k && n > 0)
+			score_keys<<<dim3((n + KEYS - 1) / KEYS, c->rows),
+			    4 * KEYS, score_smem(&a), r->st>>>(a);
+		rc |= DCPG_LAUNCHED("score_keys");
+	}
+	if (c->D > 1)
+		rc |= dcpg_meet(c);
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		size_t at = (size_t)layer * c->M;
+		pick_args p = {};
+
+		cudaSetDevice(r->dev);
+		p.s = base_args(c, r, layer);
+		p.scores = DCPG_PEERS(c, float, scores);
+		p.first = r->group * c->D;
+		p.shards = c->D;
+		p.dr = r->dr;
+		p.list = r->list;
+		p.count = r->count;
+		p.keep = r->keep ? r->keep + at * p.s.k : NULL;
+		p.keep_n = r->keep ? r->keep_n + at : NULL;
+		pick_rows<<<c->rows, 512, 0, r->st>>>(p);
+		rc |= DCPG_LAUNCHED("pick_rows");
+	}
+	return rc;
+}
+
+static int
+prefill(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	size_t at = (size_t)layer * c->M;
+	int rc = 0;
+
+	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
+		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+		uint32_t len = rq->prefix + rq->rows, rows;
+		pick_args p = {};
+
+		p.s = base_args(c, r, layer);
+		p.s.gathered = true;
+		p.s.keys = r->gkeys;
+		p.s.scales = c->s.idx == DCPK_KV_FP8 ? r->gscales : NULL;
+		p.s.row0 = rq->row0;
+		p.s.n = rq->rows;
+		p.s.step = c->W;
+		p.s.share = r->id;
+		rows = r->own ? r->m : (rq->rows + c->W - 1) / c->W;
+		if (rows == 0)
+			continue;
+		if (len > p.s.k) {
+			rc |= dcpg_gather(c, r, layer, q, true);
+			score_keys<<<dim3((len + KEYS - 1) / KEYS, rows),
+			    4 * KEYS, score_smem(&p.s), r->st>>>(p.s);
+			rc |= DCPG_LAUNCHED("score_keys");
+		}
+		p.scores.p[0] = r->scores;
+		p.first = 0;
+		p.shards = 1;
+		p.dr = 0;
+		p.list = r->sel;
+		p.count = r->sel_n;
+		p.keep = r->keep ? r->keep + at * p.s.k : NULL;
+		p.keep_n = r->keep ? r->keep_n + at : NULL;
+		pick_rows<<<rows, 512, 0, r->st>>>(p);
+		rc |= DCPG_LAUNCHED("pick_rows");
+	}
+	return rc;
+}
+
+static int
+swap_lists(dcpk_ctx *c, dcpg_rank *r)
+{
+	swap_args a = {};
+
+	a.list = DCPG_PEERS(c, uint32_t, sel);
+	a.count = DCPG_PEERS(c, uint32_t, sel_n);
+	a.to = r->list;
+	a.ncount = r->count;
+	a.k = c->s.model.topk;
+	a.W = c->W;
+	a.self = r->id;
+	a.row = DCPG_PLAN(c, r, dcpk_row, rows_off);
+	a.req = DCPG_PLAN(c, r, dcpk_req, reqs_off);
+	a.pages = DCPG_PLAN(c, r, uint32_t, pages_off);
+	a.D = c->D;
+	a.dr = r->dr;
+	a.R = c->page_rows;
+	a.local = !c->gathered;
+	a.owner = r->owner;
+	a.cp = r->cp;
+	take_lists<<<c->rows, 256, 0, r->st>>>(a);
+	return DCPG_LAUNCHED("take_lists");
+}
+
+int
+dcpg_select_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+{
+	int rc = 0;
+
+	if (!c->prefill)
+		return decode(c, layer) != 0 ? -EIO : 0;
+	/* every rank's keys of this step are stored before peers read them */
+	rc |= dcpg_meet(c);
+	for (uint32_t i = 0; i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= prefill(c, &c->r[i], layer);
+	}
+	rc |= dcpg_meet(c);
+	for (uint32_t i = 0; i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= swap_lists(c, &c->r[i]);
+	}
+	return rc != 0 ? -EIO : 0;
+}
+
+/* Once per device: kernels whose shared memory is above the default. */
+extern "C" void
+dcpg_kernel_limits(void)
+{
+	cudaFuncSetAttribute(score_keys,
+	    cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024);
+}

@@ -1,0 +1,299 @@
+/*
+ * Weights on the device: matrices as bf16 (FP8, W4AFP8 and compressed-tensors
+ * are dequantised on the way), norms and router as f32. A slice goes to every
+ * rank of its mask. kv_b_proj is taken apart into W_UK (transposed) and W_UV.
+ * The MTP layer is read past: nothing runs it yet.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <vector>
+
+#include "kernels/cuda/device.cuh"
+
+extern "C" {
+#include "kernels/cpu/prim.h"
+}
+
+static int
+fail(dcpk_err *err, int code, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	if (err != NULL)
+		vsnprintf(err->text, sizeof err->text, fmt, ap);
+	va_end(ap);
+	return code;
+}
+
+int
+dcpg_weights_alloc(dcpk_ctx *c)
+{
+	for (uint32_t i = 0; i < c->W; i++) {
+		c->r[i].layer = (dcpg_layer *)calloc(c->s.model.layers,
+		    sizeof(dcpg_layer));
+		if (c->r[i].layer == NULL)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+void
+dcpg_weights_free(dcpk_ctx *c)
+{
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		if (r->layer == NULL)
+			continue;
+		cudaSetDevice(r->dev);
+		for (uint32_t k = 0; k < c->s.model.layers; k++) {
+			dcpg_layer *l = &r->layer[k];
+			void *all[] = { l->in_norm, l->post_norm, l->q_a_norm,
+				l->kv_a_norm, l->k_norm_w, l->k_norm_b,
+				l->router_bias, l->router, l->q_a.w, l->kv_a.w,
+				l->idx_q_b.w, l->idx_k.w, l->idx_w.w,
+				l->q_b.w, l->uk.w, l->uv.w, l->o.w, l->gate.w,
+				l->up.w, l->down.w, l->e_gate, l->e_up,
+				l->e_down, l->s_gate.w, l->s_up.w,
+				l->s_down.w };
+
+			for (void *p : all)
+				cudaFree(p);
+		}
+		cudaFree(r->embed.w);
+		cudaFree(r->lm_head.w);
+		cudaFree(r->final_norm);
+		free(r->layer);
+		r->layer = NULL;
+	}
+}
+
+/* One tensor on its way: the slice as f32 on the host. */
+struct slice {
+	dcpk_ctx *c;
+	const dcpk_weight *w;
+	uint32_t n, k;
+	std::vector<float> f;
+	std::vector<uint16_t> b;
+	dcpk_err *err;
+};
+
+static int
+up_bytes(slice *s, dcpg_rank *r, void **dst, const void *src, size_t bytes)
+{
+	cudaSetDevice(r->dev);
+	if (*dst == NULL && cudaMalloc(dst, bytes ? bytes : 16) != cudaSuccess)
+		return fail(s->err, -ENOMEM, "cuda: rank %u: no memory for "
+		    "%zu bytes of weights", r->id, bytes);
+	if (bytes != 0 && cudaMemcpy(*dst, src, bytes,
+	    cudaMemcpyHostToDevice) != cudaSuccess)
+		return fail(s->err, -EIO, "cuda: rank %u: weights could not "
+		    "be copied", r->id);
+	if (__builtin_popcountll(s->w->ranks) == 1 || s->c->W == 1)
+		s->c->got[r->id].weights += bytes;
+	else if (s->w->tensor == DCPK_T_Q_B || s->w->tensor == DCPK_T_KV_B ||
+	    s->w->tensor == DCPK_T_O)
+		s->c->got[r->id].weights_attn += bytes;
+	else
+		s->c->got[r->id].weights_rep += bytes;
+	return 0;
+}
+
+static int
+up_f32(slice *s, dcpg_rank *r, float **dst)
+{
+	void *p = NULL;
+	int rc;
+
+	if (*dst != NULL)
+		return fail(s->err, -EEXIST, "layer %u, tensor %d: given "
+		    "twice", s->w->layer, (int)s->w->tensor);
+	rc = up_bytes(s, r, &p, s->f.data(), s->f.size() * 4);
+	*dst = (float *)p;
+	return rc;
+}
+
+static int
+up_mat(slice *s, dcpg_rank *r, dcpg_mat *m)
+{
+	void *p = NULL;
+	int rc;
+
+	if (m->loaded)
+		return fail(s->err, -EEXIST, "layer %u, tensor %d: given "
+		    "twice", s->w->layer, (int)s->w->tensor);
+	rc = up_bytes(s, r, &p, s->b.data(), s->b.size() * 2);
+	m->w = (bf16 *)p;
+	m->n = s->n;
+	m->k = s->k;
+	m->loaded = rc == 0;
+	return rc;
+}
+
+/* An expert's slice into its place in the layer's block of experts. */
+static int
+up_expert(slice *s, dcpg_rank *r, dcpg_layer *l, bf16 **dst)
+{
+	size_t per = (size_t)s->n * s->k, E = s->c->s.model.experts;
+
+	cudaSetDevice(r->dev);
+	if (*dst == NULL) {
+		if (cudaMalloc(dst, per * E * 2 + 16) != cudaSuccess)
+			return fail(s->err, -ENOMEM, "cuda: rank %u: no "
+			    "memory for %zu bytes of experts", r->id,
+			    per * E * 2);
+		s->c->got[r->id].weights += per * E * 2;
+	}
+	l->e_slice = s->w->tensor == DCPK_T_E_DOWN ? s->k : s->n;
+	l->e_loaded++;
+	if (cudaMemcpy(*dst + per * s->w->expert, s->b.data(), per * 2,
+	    cudaMemcpyHostToDevice) != cudaSuccess)
+		return fail(s->err, -EIO, "cuda: rank %u: weights could not "
+		    "be copied", r->id);
+	return 0;
+}
+
+static int
+up_kv_b(slice *s, dcpg_rank *r, dcpg_layer *l)
+{
+	const dcpk_model *m = &s->c->s.model;
+	uint32_t per = m->nope + m->vdim, heads = s->n / per, C = m->kv_lora;
+	std::vector<uint16_t> uk((size_t)heads * C * m->nope);
+	std::vector<uint16_t> uv((size_t)heads * m->vdim * C);
+	void *p = NULL, *q = NULL;
+	int rc;
+
+	if (l->uk.loaded || s->w->n0 % per != 0 || s->n % per != 0)
+		return fail(s->err, -EINVAL, "layer %u: kv_b_proj given "
+		    "twice or not cut by heads", s->w->layer);
+	for (uint32_t h = 0; h < heads; h++) {
+		const uint16_t *b = s->b.data() + (size_t)h * per * C;
+
+		for (uint32_t i = 0; i < m->nope; i++)
+			for (uint32_t j = 0; j < C; j++)
+				uk[((size_t)h * C + j) * m->nope + i] =
+				    b[(size_t)i * C + j];
+		memcpy(&uv[(size_t)h * m->vdim * C], b + (size_t)m->nope * C,
+		    (size_t)m->vdim * C * 2);
+	}
+	rc = up_bytes(s, r, &p, uk.data(), uk.size() * 2);
+	if (rc == 0)
+		rc = up_bytes(s, r, &q, uv.data(), uv.size() * 2);
+	l->uk.w = (bf16 *)p;
+	l->uv.w = (bf16 *)q;
+	l->uk.loaded = l->uv.loaded = rc == 0;
+	return rc;
+}
+
+static int
+place(slice *s, dcpg_rank *r, dcpg_layer *l)
+{
+	switch (s->w->tensor) {
+	case DCPK_T_EMBED: return up_mat(s, r, &r->embed);
+	case DCPK_T_FINAL_NORM: return up_f32(s, r, &r->final_norm);
+	case DCPK_T_LM_HEAD:
+		r->vocab0 = s->w->n0;
+		return up_mat(s, r, &r->lm_head);
+	case DCPK_T_IN_NORM: return up_f32(s, r, &l->in_norm);
+	case DCPK_T_POST_NORM: return up_f32(s, r, &l->post_norm);
+	case DCPK_T_Q_A: return up_mat(s, r, &l->q_a);
+	case DCPK_T_Q_A_NORM: return up_f32(s, r, &l->q_a_norm);
+	case DCPK_T_Q_B: return up_mat(s, r, &l->q_b);
+	case DCPK_T_KV_A: return up_mat(s, r, &l->kv_a);
+	case DCPK_T_KV_A_NORM: return up_f32(s, r, &l->kv_a_norm);
+	case DCPK_T_KV_B: return up_kv_b(s, r, l);
+	case DCPK_T_O: return up_mat(s, r, &l->o);
+	case DCPK_T_IDX_Q_B: return up_mat(s, r, &l->idx_q_b);
+	case DCPK_T_IDX_K: return up_mat(s, r, &l->idx_k);
+	case DCPK_T_IDX_K_NORM_W: return up_f32(s, r, &l->k_norm_w);
+	case DCPK_T_IDX_K_NORM_B: return up_f32(s, r, &l->k_norm_b);
+	case DCPK_T_IDX_W: return up_mat(s, r, &l->idx_w);
+	case DCPK_T_GATE: return up_mat(s, r, &l->gate);
+	case DCPK_T_UP: return up_mat(s, r, &l->up);
+	case DCPK_T_DOWN: return up_mat(s, r, &l->down);
+	case DCPK_T_ROUTER: return up_f32(s, r, &l->router);
+	case DCPK_T_ROUTER_BIAS: return up_f32(s, r, &l->router_bias);
+	case DCPK_T_E_GATE: return up_expert(s, r, l, &l->e_gate);
+	case DCPK_T_E_UP: return up_expert(s, r, l, &l->e_up);
+	case DCPK_T_E_DOWN: return up_expert(s, r, l, &l->e_down);
+	case DCPK_T_S_GATE: return up_mat(s, r, &l->s_gate);
+	case DCPK_T_S_UP: return up_mat(s, r, &l->s_up);
+	case DCPK_T_S_DOWN: return up_mat(s, r, &l->s_down);
+	default: return 0;		/* the MTP layer's own */
+	}
+}
+
+int
+dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
+{
+	slice s = { c, w, w->n1 - w->n0, w->k1 - w->k0, {}, {}, err };
+	size_t n = (size_t)s.n * s.k;
+	int rc = 0;
+
+	if (w->layer >= c->s.model.layers)
+		return 0;
+	s.f.resize(n);
+	if (n != 0)
+		rc = dcpc_dequant(s.f.data(), s.k, w, err);
+	if (rc != 0)
+		return rc;
+	s.b.resize(n);
+	for (size_t i = 0; i < n; i++)
+		s.b[i] = dcpc_f32_to_bf16(s.f[i]);
+	for (uint32_t i = 0; i < c->W && rc == 0; i++)
+		if (w->ranks >> i & 1)
+			rc = place(&s, &c->r[i], &c->r[i].layer[w->layer]);
+	return rc;
+}
+
+int
+dcpg_ready(dcpk_ctx *c, dcpk_err *err)
+{
+	const dcpk_model *m = &c->s.model;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		if (!r->embed.loaded || !r->final_norm || !r->lm_head.loaded)
+			return fail(err, -ENOENT, "rank %u: embed_tokens, "
+			    "norm or lm_head was not loaded", i);
+		for (uint32_t k = 0; k < m->layers; k++) {
+			const dcpg_layer *l = &r->layer[k];
+			bool ok = l->in_norm && l->post_norm && l->q_a.loaded &&
+			    l->q_a_norm && l->q_b.loaded && l->kv_a.loaded &&
+			    l->kv_a_norm && l->uk.loaded && l->o.loaded;
+
+			if (m->full[k])
+				ok = ok && l->idx_q_b.loaded &&
+				    l->idx_k.loaded && l->idx_w.loaded &&
+				    l->k_norm_w && l->k_norm_b;
+			if (m->sparse[k])
+				ok = ok && l->router && l->router_bias &&
+				    l->e_loaded == 3 * m->experts &&
+				    (m->shared_experts == 0 ||
+				    (l->s_gate.loaded && l->s_up.loaded &&
+				    l->s_down.loaded));
+			else
+				ok = ok && l->gate.loaded && l->up.loaded &&
+				    l->down.loaded;
+			if (!ok)
+				return fail(err, -ENOENT, "rank %u, layer %u: "
+				    "a tensor was not loaded", i, k);
+		}
+	}
+	/* where each rank's columns of the logits begin, for rank 0 */
+	std::vector<uint32_t> first(c->W + 1);
+
+	for (uint32_t i = 0; i < c->W; i++)
+		first[i + 1] = first[i] + c->r[i].lm_head.n;
+	cudaSetDevice(c->r[0].dev);
+	if (first[c->W] != m->vocab || cudaMemcpy(c->r[0].vocab_first,
+	    first.data(), first.size() * 4, cudaMemcpyHostToDevice) !=
+	    cudaSuccess)
+		return fail(err, -EINVAL, "lm_head slices do not make up the "
+		    "vocabulary");
+	return 0;
+}
