@@ -300,16 +300,22 @@ by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Tokens per second of one client with STREAMS requests at once. */
+struct rate {
+	unsigned tokens, events;	/* events: fewer, if tokens had to wait */
+	double per_s;			/* tokens */
+};
+
+/* One client with STREAMS requests at once. */
 static int
-stream(struct dcp *d, unsigned total, double *per_s)
+stream(struct dcp *d, unsigned total, struct rate *out)
 {
 	uint32_t id0 = 1;
 	struct dcp_request r = {
 		.size = sizeof r, .input = DCP_INPUT_TOKENS,
 		.data = &id0, .len = 4, .max_tokens = STREAM_TOKENS,
 	};
-	unsigned left = total / STREAM_TOKENS, live = 0, got = 0;
+	unsigned left = total / STREAM_TOKENS, live = 0;
+	struct rate sum = { 0 };
 	const struct dcp_event *ev;
 	double t = dcpd_now();
 	uint64_t id;
@@ -324,11 +330,13 @@ stream(struct dcp *d, unsigned total, double *per_s)
 		}
 		if ((rc = dcp_next(d, 5000, &ev)) < 0)
 			return rc;
-		got += ev->n_tokens;
+		sum.tokens += ev->n_tokens;
+		sum.events++;
 		live -= ev->type != DCP_EV_DELTA;
 		dcp_event_release(d, ev);
 	}
-	*per_s = got / (dcpd_now() - t);
+	sum.per_s = sum.tokens / (dcpd_now() - t);
+	*out = sum;
 	return 0;
 }
 
@@ -358,8 +366,7 @@ measure(struct peer *peer, unsigned n, struct result *res)
 }
 
 static void
-print(const struct result *res, unsigned n, unsigned tokens, double per_s,
-    bool json)
+print(const struct result *res, unsigned n, const struct rate *rate, bool json)
 {
 	json_t *o = json_object();
 	unsigned w;
@@ -375,10 +382,12 @@ print(const struct result *res, unsigned n, unsigned tokens, double per_s,
 	}
 	if (!json)
 		printf("%u round trips of each; one client streams %.0f "
-		    "tokens/s (%u tokens, an event each)\n", n, per_s, tokens);
+		    "tokens/s (%u tokens in %u events)\n", n, rate->per_s,
+		    rate->tokens, rate->events);
 	json_object_set_new(o, "round_trips", json_integer(n));
-	json_object_set_new(o, "stream", json_pack("{s:f, s:i}",
-	    "tokens_per_s", per_s, "tokens", (int)tokens));
+	json_object_set_new(o, "stream", json_pack("{s:f, s:i, s:i}",
+	    "tokens_per_s", rate->per_s, "tokens", (int)rate->tokens,
+	    "events", (int)rate->events));
 	if (json) {
 		json_dumpf(o, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
 		putchar('\n');
@@ -392,7 +401,7 @@ run(const char *dir, unsigned n, unsigned tokens, bool json)
 	struct peer peer[N_WAYS] = { 0 };
 	struct result res[N_WAYS];
 	char path[2][64];
-	double per_s = 0;
+	struct rate rate = { 0 };
 	unsigned w;
 	int rc;
 
@@ -408,9 +417,9 @@ run(const char *dir, unsigned n, unsigned tokens, bool json)
 	if (rc == 0)
 		rc = measure(peer, n, res);
 	if (rc == 0)
-		rc = stream(peer[RING_SPIN].d, tokens, &per_s);
+		rc = stream(peer[RING_SPIN].d, tokens, &rate);
 	if (rc == 0)
-		print(res, n, tokens, per_s, json);
+		print(res, n, &rate, json);
 	else
 		fprintf(stderr, "bench ipc: %s: %s\n", strerror(-rc),
 		    dcp_error_text());

@@ -17,12 +17,14 @@
 #include "dcpd/admin/counters.h"
 #include "dcpd/ipc/ipc_internal.h"
 
+#define JOIN_BYTES (sizeof(struct outrec) + sizeof(struct joined))
 /*
- * Charged per token: its entry, id and text. A token's text is seldom longer
- * than 16 bytes; an answer whose text is longer takes more of the quota as it
- * is queued.
+ * Reserved per token. They gather in entries of JOIN_TOKENS, of which half is
+ * counted on, as texts are of any length; with logprobs each has an entry.
  */
-#define TOKEN_COST (sizeof(struct outrec) + sizeof(struct dcpr_record) + 24)
+#define TOKEN_COST (JOIN_BYTES / (JOIN_TOKENS / 2))
+#define LOGPROB_COST (sizeof(struct outrec) + sizeof(struct dcpr_record) + \
+	sizeof(uint32_t) + sizeof(struct dcpr_logprob) + 24)
 #define ERROR_TEXT_MAX 4096u
 
 /* A part of an event: tokens [t0, t0+nt), text [x0, x0+nx). */
@@ -257,14 +259,17 @@ write_record(const struct part *p, uint8_t *to)
 static uint64_t
 cost(const struct outrec *o)
 {
-	return sizeof *o + o->len;
+	return o->joining ? JOIN_BYTES : sizeof *o + o->len;
 }
 
 static void
 pop(struct dcpd_client *c)
 {
 	struct outrec *o = c->out;
+	struct live *r = o->joining ? live_find(c, o->e.id) : NULL;
 
+	if (r != NULL && r->last == o)
+		r->last = NULL;
 	c->out = o->next;
 	if (c->out == NULL)
 		c->out_end = &c->out;
@@ -276,20 +281,56 @@ pop(struct dcpd_client *c)
 	free(o);
 }
 
+/* Gathered tokens into the ring; false: no space. */
+static bool
+move_joined(struct dcpd_client *c, struct outrec *o)
+{
+	const struct joined *j = (void *)o->payload;
+	struct dcp_event ev = {
+		.type = DCP_EV_DELTA, .call = o->call, .text = j->text,
+		.text_len = o->text_len, .tokens = j->tokens,
+		.n_tokens = o->n_tokens,
+	};
+	struct part p = { .ev = &ev, .nt = o->n_tokens, .nx = o->text_len };
+	uint32_t len = 0;
+	uint64_t at;
+
+	if (!write_inline(&p, &o->e)) {
+		o->e.flags |= DCPR_CQE_STREAM;
+		len = sizeof(struct dcpr_record) + p.nt * 4 + o->text_len;
+	}
+	if (!have_space(c, len, &at))
+		return false;
+	if (len > 0)
+		write_record(&p, stream_at(c, at));
+	put(c, &o->e, at, len);
+	return true;
+}
+
+static bool
+move_one(struct dcpd_client *c, struct outrec *o)
+{
+	uint64_t at;
+
+	if (o->joining)
+		return move_joined(c, o);
+	if (!have_space(c, o->len, &at))
+		return false;
+	if (o->len > 0)
+		memcpy(stream_at(c, at), o->payload, o->len);
+	put(c, &o->e, at, o->len);
+	return true;
+}
+
 /* Move what fits; ask the reader to ring once if something stays. */
 bool
 emit_pump(struct dcpd_client *c)
 {
 	bool moved = false;
-	uint64_t at;
 
 	for (;;) {
 		while (c->out != NULL && c->fault == NULL &&
-		    have_space(c, c->out->len, &at)) {
-			if (c->out->len > 0)
-				memcpy(stream_at(c, at), c->out->payload,
-				    c->out->len);
-			put(c, &c->out->e, at, c->out->len);
+		    move_one(c, c->out)) {
 			pop(c);
 			moved = true;
 		}
@@ -311,33 +352,91 @@ emit_free_queue(struct dcpd_client *c)
 		pop(c);
 }
 
-/* Queue one entry. r may be NULL (server info). */
-static int
-enqueue(struct dcpd_client *c, struct live *r, const struct dcpr_cqe *e,
-    const struct part *p, uint32_t len)
+/* Append o, drawing its bytes from r's reservation; r may be NULL. */
+static void
+append(struct dcpd_client *c, struct live *r, struct outrec *o)
 {
-	struct outrec *o = malloc(sizeof *o + ((len + 7ul) & ~7ul));
-	uint64_t take;
+	uint64_t take = r == NULL ? 0 : dcpd_min64(r->reserved, cost(o));
 
-	if (o == NULL)
-		return -ENOMEM;
-	o->next = NULL;
-	o->len = len;
-	o->e = *e;
-	if (len > 0)
-		write_record(p, (uint8_t *)o->payload);
-	take = r == NULL ? 0 : dcpd_min64(r->reserved, cost(o));
 	if (r != NULL)
 		r->reserved -= take;
 	o->loose = take < cost(o);
 	if (o->loose)
 		c->loose_bytes += cost(o);
-	/* What was reserved is charged already; the rest is bounded elsewhere */
+	/* What was reserved is charged already. */
 	atomic_fetch_add(&c->use->bytes, cost(o) - take);
 	c->out_bytes += cost(o);
 	DCPD_COUNT(queue_bytes, cost(o));
+	o->next = NULL;
 	*c->out_end = o;
 	c->out_end = &o->next;
+}
+
+/* May p's tokens join those of o, which waits? */
+static bool
+can_join(const struct outrec *o, const struct dcpr_cqe *e,
+    const struct part *p)
+{
+	return o != NULL && o->e.channel == e->channel &&
+	    o->call == p->ev->call && o->n_tokens + p->nt <= JOIN_TOKENS &&
+	    o->text_len + p->nx <= JOIN_TEXT;
+}
+
+/* Queue tokens, with those that wait already if they may join them. */
+static int
+join(struct dcpd_client *c, struct live *r, const struct dcpr_cqe *e,
+    const struct part *p)
+{
+	struct outrec *o = r->last;
+	struct joined *j;
+
+	if (can_join(o, e, p)) {
+		r->seq--;		/* one event less */
+	} else {
+		o = calloc(1, JOIN_BYTES);
+		if (o == NULL)
+			return -ENOMEM;
+		o->joining = true;
+		o->call = p->ev->call;
+		o->e = *e;
+		append(c, r, o);
+		r->last = o;
+	}
+	j = (void *)o->payload;
+	if (p->nt > 0)
+		memcpy(j->tokens + o->n_tokens, p->ev->tokens + p->t0,
+		    p->nt * sizeof j->tokens[0]);
+	if (p->nx > 0)
+		memcpy(j->text + o->text_len, p->ev->text + p->x0, p->nx);
+	o->n_tokens += p->nt;
+	o->text_len += (uint32_t)p->nx;
+	return 0;
+}
+
+/* Queue one entry with len bytes of record, 0 if all is in e. */
+static int
+enqueue(struct dcpd_client *c, struct live *r, const struct dcpr_cqe *e,
+    const struct part *p, uint32_t len)
+{
+	struct outrec *o;
+
+	if (r != NULL && e->type == DCP_EV_DELTA && !p->logprobs &&
+	    p->nt <= JOIN_TOKENS && p->nx <= JOIN_TEXT) {
+		struct dcpr_cqe plain = *e;
+
+		plain.flags &= (uint8_t)~DCPR_CQE_STREAM;
+		return join(c, r, &plain, p);
+	}
+	o = calloc(1, sizeof *o + ((len + 7ul) & ~7ul));
+	if (o == NULL)
+		return -ENOMEM;
+	o->len = len;
+	o->e = *e;
+	if (len > 0)
+		write_record(p, (uint8_t *)o->payload);
+	if (r != NULL)
+		r->last = NULL;		/* what comes later stays behind it */
+	append(c, r, o);
 	return 0;
 }
 
@@ -359,7 +458,8 @@ send_part(struct dcpd_client *c, struct live *r, const struct part *p,
 		write_record(p, stream_at(c, at));
 	put(c, e, at, len);
 	if (r != NULL) {
-		take = dcpd_min64(r->reserved, sizeof(struct outrec) + len);
+		take = dcpd_min64(r->reserved, r->logprobs ?
+		    sizeof(struct outrec) + len : p->nt * TOKEN_COST);
 		r->reserved -= take;
 		uid_discharge(c, take);
 	}
@@ -454,10 +554,8 @@ int
 dcpd_ipc_reserve(struct dcpd_client *c, uint64_t id, uint32_t max_tokens,
     uint32_t top_logprobs)
 {
-	uint64_t per = TOKEN_COST + sizeof(struct dcpr_logprob) +
-	    top_logprobs * 8ull;
+	uint64_t per, bytes;
 	struct live *r;
-	uint64_t bytes;
 	int rc = 0;
 
 	DCPD_CHECK(c, CLIENT_MAGIC);
@@ -467,8 +565,10 @@ dcpd_ipc_reserve(struct dcpd_client *c, uint64_t id, uint32_t max_tokens,
 	} else if ((r = live_find(c, id)) == NULL) {
 		rc = -ENOENT;
 	} else {
-		/* and one entry for the end */
-		bytes = (max_tokens + 1ull) * per + r->echo_bytes;
+		per = r->logprobs ? LOGPROB_COST + top_logprobs * 8ull :
+		    TOKEN_COST;
+		/* Two more entries: the last tokens', and the end's. */
+		bytes = max_tokens * per + 2 * JOIN_BYTES + r->echo_bytes;
 		if (bytes > c->ipc->cfg.max_bytes_uid)
 			rc = -EMSGSIZE;
 		else if (uid_charge(c, bytes))

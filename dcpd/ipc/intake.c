@@ -223,6 +223,7 @@ admit(struct dcpd_client *c, struct live *r, uint64_t n,
 		    (unsigned long long)cfg->max_bytes_uid);
 		return -EAGAIN;
 	}
+	r->logprobs = w->flags & DCP_LOGPROBS;
 	/* The prompt's tokens come back too; text has no more than bytes. */
 	if (w->flags & DCP_ECHO)
 		r->echo_bytes = (w->input == DCP_INPUT_TOKENS ?

@@ -73,7 +73,8 @@ void dcpd_ipc_stop(struct dcpd_ipc *);	/* every live request gets -ESHUTDOWN */
  * Any thread, never blocks. ev as in dcpclient.h (.user_data, .seq and .size
  * are filled in here). -EPIPE: the client is gone; -ENOENT: the request has
  * ended already. A request's events must come from one thread at a time. An
- * event too large for the ring goes out as several DELTAs and the event.
+ * event too large for the ring goes out as several DELTAs and the event; while
+ * the reader is slow, DELTAs of one channel may be joined into one.
  */
 int dcpd_ipc_emit(struct dcpd_client *, uint64_t id, const struct dcp_event *ev);
 

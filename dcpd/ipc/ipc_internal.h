@@ -73,16 +73,30 @@ struct live {				/* a request without its final event */
 	uint64_t id, user_data;
 	uint64_t reserved;		/* bytes still to draw on */
 	uint64_t echo_bytes;		/* what DCP_ECHO adds to a reservation */
+	struct outrec *last;		/* queued, and may take more tokens */
 	uint32_t seq;
+	bool logprobs;
 	bool counted;			/* in uid_use.requests */
 };
 
-struct outrec {				/* an entry that waits for space */
+/*
+ * An entry that waits for space. Tokens without logprobs gather in one entry
+ * while they wait (join), so that a slow reader costs few bytes a token.
+ */
+#define JOIN_TOKENS 64u
+#define JOIN_TEXT 640u
+struct outrec {
 	struct outrec *next;
-	uint32_t len;			/* of payload */
+	uint32_t len;			/* of payload; or, when joining: */
+	bool joining;
+	uint32_t call, n_tokens, text_len;
 	bool loose;			/* not drawn from a reservation */
 	struct dcpr_cqe e;
-	uint64_t payload[];
+	uint64_t payload[];		/* or struct joined */
+};
+struct joined {
+	uint32_t tokens[JOIN_TOKENS];
+	char text[JOIN_TEXT];
 };
 
 struct dcpd_client {

@@ -19,6 +19,8 @@
 
 #define TIMEOUT 20000		/* ms; generous, for sanitizers on busy cores */
 
+#define JOINED 2048		/* bytes of text that come joined, at most */
+
 static struct ring_server *rs;
 static struct dcp *d;
 
@@ -62,37 +64,45 @@ submit(uint32_t first, uint32_t max_tokens)
 	return id;
 }
 
-/* Take one request's whole answer, alone on the connection. */
-static void
+/*
+ * Take one request's whole answer, alone on the connection. Tokens may come
+ * joined when they had to wait. Returns the number of events.
+ */
+static uint32_t
 expect(uint64_t id, uint32_t first, uint32_t n)
 {
+	uint32_t got = 0, events = 0, i, type;
 	const struct dcp_event *ev;
-	char text[32];
-	uint32_t i;
+	char text[JOINED], *p;
 	int rc;
 
-	for (i = 0; i <= n; i++) {
+	do {
 		rc = dcp_next(d, TIMEOUT, &ev);
-		ck_assert_msg(rc == 0, "event %u: %d %s", i, rc,
+		ck_assert_msg(rc == 0, "token %u: %d %s", got, rc,
 		    dcp_error_text());
 		ck_assert_uint_eq(ev->request, id);
 		ck_assert_uint_eq(ev->user_data, first);
-		ck_assert_uint_eq(ev->seq, i);
-		if (i < n) {
-			ck_assert_uint_eq(ev->type, DCP_EV_DELTA);
-			ck_assert_uint_eq(ev->n_tokens, 1);
-			ck_assert_uint_eq(ev->tokens[0], (first + i) % 1000);
-			snprintf(text, sizeof text, "%u ", (first + i) % 1000);
-			ck_assert_str_eq(ev->text, text);
-			ck_assert_uint_eq(ev->text_len, strlen(text));
-		} else {
-			ck_assert_uint_eq(ev->type, DCP_EV_DONE);
+		ck_assert_uint_eq(ev->seq, events);
+		type = ev->type;
+		p = text;
+		*p = '\0';
+		for (i = 0; i < ev->n_tokens; i++, got++) {
+			ck_assert_uint_eq(ev->tokens[i], (first + got) % 1000);
+			p += sprintf(p, "%u ", (first + got) % 1000);
+		}
+		ck_assert_str_eq(ev->text, text);
+		ck_assert_uint_eq(ev->text_len, strlen(text));
+		if (type != DCP_EV_DELTA) {
+			ck_assert_uint_eq(type, DCP_EV_DONE);
 			ck_assert_uint_eq(ev->finish, DCP_FINISH_LENGTH);
 			ck_assert_uint_eq(ev->usage.prompt_tokens, 1);
 			ck_assert_uint_eq(ev->usage.completion_tokens, n);
 		}
 		dcp_event_release(d, ev);
-	}
+		events++;
+	} while (type == DCP_EV_DELTA);
+	ck_assert_uint_eq(got, n);
+	return events;
 }
 
 START_TEST(one_request_gives_its_tokens_in_order)
@@ -185,8 +195,7 @@ END_TEST
 START_TEST(slow_reader_delays_only_itself)
 {
 	struct dcp *slow, *fast = NULL;
-	const struct dcp_event *ev;
-	uint32_t first = 0, n = 0;
+	uint32_t first = 0, n;
 	struct dcp_request r = tokens(&first, 1, 30000);
 	double t;
 	uint64_t id;
@@ -204,8 +213,10 @@ START_TEST(slow_reader_delays_only_itself)
 	while (ring_server_jobs(rs) > 0)
 		usleep(1000);
 	d = slow;
-	expect(id, 0, 30000);
-	(void)ev, (void)n;
+	n = expect(id, 0, 30000);
+	/* 4096 fill the ring; the others waited, many in one event. */
+	ck_assert_uint_gt(n, 4096);
+	ck_assert_uint_lt(n, 4096 + (30000 - 4096) / 32);
 	dcp_close(fast);
 	finish();
 }
@@ -368,7 +379,22 @@ START_TEST(quotas_of_a_uid_refuse_by_event)
 	}
 	/* What was reserved is given back: many small ones pass in turn. */
 	for (i = 0; i < 50; i++)
-		expect(submit(i, 2000), i, 2000);
+		expect(submit(i, 20000), i, 20000);
+	finish();
+	/* Two that fit alone do not fit together. */
+	start((struct ring_server_config){ .reserve = true, .step_us = 100000,
+	    .ipc.max_bytes_uid = 1 << 20 });
+	submit(1, 20000);
+	submit(2, 20000);
+	do {
+		ck_assert_int_eq(dcp_next(d, TIMEOUT, &ev), 0);
+		refused = ev->type == DCP_EV_ERROR;
+		if (refused) {
+			ck_assert_uint_eq(ev->user_data, 2);
+			ck_assert_int_eq(ev->error, -EDQUOT);
+		}
+		dcp_event_release(d, ev);
+	} while (!refused);
 	finish();
 }
 END_TEST

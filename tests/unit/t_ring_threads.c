@@ -173,7 +173,7 @@ own_connection(void *arg)
 {
 	const char *path = arg;
 	const struct dcp_event *ev;
-	uint32_t first = 5, want, n;
+	uint32_t first = 5, n, k, type;
 	struct dcp_request r = { .size = sizeof r, .data = &first, .len = 4,
 	    .input = DCP_INPUT_TOKENS, .max_tokens = 3000 };
 	struct dcp *mine;
@@ -183,13 +183,16 @@ own_connection(void *arg)
 	for (i = 0; i < 4; i++) {
 		ck_assert_int_eq(dcp_connect(path, TIMEOUT, &mine), 0);
 		ck_assert_int_eq(dcp_submit(mine, &r, &id), 0);
-		for (n = 0; n <= 3000; n++) {
+		n = 0;
+		do {
 			ck_assert_int_eq(dcp_next(mine, TIMEOUT, &ev), 0);
-			want = (5 + n) % 1000;
-			if (n < 3000)
-				ck_assert_uint_eq(ev->tokens[0], want);
+			for (k = 0; k < ev->n_tokens; k++, n++)
+				ck_assert_uint_eq(ev->tokens[k],
+				    (5 + n) % 1000);
+			type = ev->type;
 			dcp_event_release(mine, ev);
-		}
+		} while (type == DCP_EV_DELTA);
+		ck_assert_uint_eq(n, 3000);
 		dcp_close(mine);
 	}
 	return NULL;
