@@ -228,9 +228,9 @@ fill_params(struct req *r)
 
 /* --- options ----------------------------------------------------------- */
 
-/* What is in the options and not built is refused, never dropped. */
+/* What is not built is refused, never dropped; with text and ids, too. */
 static int
-check_options(json_t *o, struct dcpd_err *err)
+check_options(const json_t *o, struct dcpd_err *err)
 {
 	const json_t *v = json_object_get(o, "response_format");
 	const char *s;
@@ -250,8 +250,6 @@ check_options(json_t *o, struct dcpd_err *err)
 			return dcpd_fail(err, -ENOTSUP, "options: tool_choice "
 			    "\"%s\" is not built yet: only \"auto\" and "
 			    "\"none\" are", s == NULL ? "(object)" : s);
-		if (strcmp(s, "none") == 0)
-			json_object_del(o, "tools");
 	}
 	return 0;
 }

@@ -417,8 +417,12 @@ sleep_until_kicked(struct dcpd_sched *s)
 	}
 }
 
-static void
-set_gauges(struct dcpd_sched *s)
+/*
+ * Before the lock goes and the output jobs with the ends: whoever saw a
+ * request end sees its pages free.
+ */
+void
+dcpd_sched_gauges(struct dcpd_sched *s)
 {
 	DCPD_GAUGE(requests_waiting, s->n_wait);
 	DCPD_GAUGE(requests_running, s->n_run);
@@ -478,6 +482,7 @@ step_main(void *arg)
 		take_inbox(s);
 		sweep(s);
 		done = s->stopping && s->n_live == 0;
+		dcpd_sched_gauges(s);
 		pthread_mutex_unlock(&s->lock);
 		dcpd_sched_flush_posts(s);
 		ran = false;
@@ -485,7 +490,6 @@ step_main(void *arg)
 			dcpd_sched_admit(s);
 			ran = dcpd_sched_step(s);
 		}
-		set_gauges(s);
 		check_after_step(s);
 		answer_check(s);
 	}
@@ -585,7 +589,7 @@ dcpd_sched_start(const struct dcpd_sched_config *c, struct dcpd_sched **out,
 	if (rc != 0)
 		return dcpd_fail(err, rc, "scheduler: %s", strerror(-rc));
 	DCPD_GAUGE(pages_total, c->engine->pages);
-	set_gauges(s);
+	dcpd_sched_gauges(s);
 	rc = -pthread_create(&s->thread, NULL, step_main, s);
 	if (rc != 0) {
 		destroy(s);

@@ -39,8 +39,9 @@
 /* A request sits a pass out while so much of its output waits for text. */
 #define BOX_TOKENS_MAX 128u
 #define BOX_TOPS_MAX (1u << 18)
-/* Top logprobs of one pass: 8 bytes each. */
+/* Top logprobs of one pass, 8 bytes each; adjustments, 16. */
 #define PASS_TOPS_MAX (1u << 20)
+#define PASS_ADJUSTS_MAX (1u << 20)
 
 #define RATE_BINS 16u		/* seconds of the token rate that are kept */
 
@@ -197,6 +198,7 @@ void dcpd_req_emit_end(struct req *, const struct dcp_usage *);
 void dcpd_sched_kick(struct dcpd_sched *);
 void dcpd_req_ctl(struct req *, unsigned ctl);
 void dcpd_req_wake_output(struct req *);
+void dcpd_sched_gauges(struct dcpd_sched *);
 /* Step thread. Pages go back now; the final event follows the box. */
 void dcpd_req_end(struct req *, uint32_t finish, const struct dcpd_err *);
 /* sched.c; the lock is not held */

@@ -483,7 +483,8 @@ END_TEST
 /* --- the null engine --------------------------------------------------- */
 
 static const struct fk_seen *
-null_run(uint32_t chunk, uint32_t batch, const uint32_t *p, uint32_t n)
+null_run(uint32_t chunk, uint32_t batch, uint32_t flags, const uint32_t *p,
+    uint32_t n)
 {
 	struct dcpd_sched_config c = { .queue_max = 100, .way = -1 };
 	struct fk_req q = tokens(p, n, 50);
@@ -497,7 +498,7 @@ null_run(uint32_t chunk, uint32_t batch, const uint32_t *p, uint32_t n)
 	ck_assert_int_eq(dcpd_textpool_start(1, &c.pool, NULL), 0);
 	ck_assert_int_eq(dcpd_sched_start(&c, &F.s, NULL), 0);
 	F.c = fk_client(1);
-	q.flags |= DCP_LOGPROBS | DCP_ECHO;
+	q.flags |= DCP_LOGPROBS | flags;
 	q.p.top_logprobs = 5;
 	for (unsigned i = 0; i < 4; i++)
 		ck_assert_int_eq(fk_submit(F.s, F.c, &q, &id[i], NULL), 0);
@@ -512,8 +513,8 @@ null_run(uint32_t chunk, uint32_t batch, const uint32_t *p, uint32_t n)
 START_TEST(null_engine_is_deterministic_and_prints)
 {
 	uint32_t *p = fk_prompt(2048, 130, 1);
-	const struct fk_seen *a = null_run(512, 8, p, 130);
-	const struct fk_seen *b = null_run(7, 2, p, 130);
+	const struct fk_seen *a = null_run(512, 8, 0, p, 130);
+	const struct fk_seen *b = null_run(7, 2, DCP_ECHO, p, 130);
 
 	ck_assert_uint_eq(a->n, 50);
 	ck_assert_uint_eq(b->n, 50);

@@ -714,6 +714,32 @@ START_TEST(huge_top_logprobs_take_turns)
 }
 END_TEST
 
+/* Penalties over very many different tokens: the same. */
+START_TEST(huge_adjustments_take_turns)
+{
+	enum { N = 270000 };
+	uint32_t *p = malloc(N * sizeof *p);
+	struct fk_req q = tokens(p, N, 4);
+	uint64_t id[5];
+
+	for (uint32_t i = 0; i < N; i++)
+		p[i] = i;
+	fk_start(&F, (struct fk_spec){ .vocab = N, .max_ctx = N + 10,
+	    .pages = 22000, .chunk = N }, NULL);
+	q.p.repetition_penalty = 1.2f;
+	for (unsigned i = 0; i < 5; i++)
+		id[i] = submit(F.c, &q);
+	for (unsigned i = 0; i < 5; i++)
+		expect_tokens(id[i], &q);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	for (size_t i = 0; i < F.e.n_log; i++)
+		ck_assert_uint_le(F.e.log[i].n_reqs, 3);
+	ck_assert_uint_ge(F.e.n_adj, N);
+	free(p);
+	fk_stop(&F);
+}
+END_TEST
+
 /* --- the way out ------------------------------------------------------- */
 
 START_TEST(output_that_nobody_takes_is_bounded)
@@ -973,6 +999,7 @@ main(void)
 	tcase_add_test(t, a_prefill_pass_holds_several_prompts);
 	tcase_add_test(t, decode_goes_on_beside_a_long_prefill);
 	tcase_add_test(t, huge_top_logprobs_take_turns);
+	tcase_add_test(t, huge_adjustments_take_turns);
 	tcase_add_test(t, output_that_nobody_takes_is_bounded);
 	tcase_add_test(t, idle_costs_nothing);
 	tcase_add_test(t, draining_refuses_and_finishes);

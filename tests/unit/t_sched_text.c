@@ -216,6 +216,25 @@ END_TEST
 	"\"add\",\"parameters\":{\"type\":\"object\",\"properties\":" \
 	"{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"string\"}}}}}]"
 
+/* Whoever sends text or ids wants the text that comes, not its parts. */
+START_TEST(only_chat_is_parsed)
+{
+	struct fk_req q = { .text = "x", .max_tokens = 100 };
+	const struct fk_seen *f;
+
+	start("Hm.</think><tool_call>add</tool_call>Well.");
+	f = one(&q);
+	ck_assert_ptr_null(f->text[DCP_CH_REASONING]);
+	ck_assert_ptr_null(f->text[DCP_CH_TOOL_NAME]);
+	ck_assert_ptr_nonnull(strstr(f->text[DCP_CH_CONTENT], "Hm."));
+	ck_assert_ptr_nonnull(strstr(f->text[DCP_CH_CONTENT], "add"));
+	ck_assert_ptr_nonnull(strstr(f->text[DCP_CH_CONTENT], "Well."));
+	ck_assert_uint_eq(f->finish, DCP_FINISH_STOP);
+	ck_assert_uint_eq(f->usage.reasoning_tokens, 0);
+	stop();
+}
+END_TEST
+
 START_TEST(a_tool_call_is_the_reason_of_its_end)
 {
 	struct fk_req q = CHAT("[{\"role\":\"user\",\"content\":\"2+3\"}]");
@@ -315,6 +334,7 @@ main(void)
 	tcase_add_loop_test(t, a_stop_string_ends_the_answer, 0, 5);
 	tcase_add_test(t, a_stop_id_is_a_token_without_text);
 	tcase_add_test(t, chat_divides_reasoning_from_content);
+	tcase_add_test(t, only_chat_is_parsed);
 	tcase_add_test(t, a_tool_call_is_the_reason_of_its_end);
 	tcase_add_test(t, echo_shows_the_prompts_text);
 	tcase_add_test(t, bad_text_is_refused);
