@@ -171,9 +171,8 @@ memory_budget(const struct dcpd_options *o, const struct dcpk_topo *topo,
 }
 
 static int
-make_plan(struct dcpd_daemon *d, struct dcpk_topo *topo,
-    struct dcpd_memplan_in *in, struct dcpd_memplan *plan,
-    struct dcpd_err *err)
+plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
+    struct dcpd_memplan_in *in, struct dcpd_err *err)
 {
 	const struct dcpd_options *o = &d->opt;
 	const struct dcpk_model *m = &d->config.m;
@@ -187,11 +186,21 @@ make_plan(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->max_running = o->max_running;
 	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
 	if ((rc = dcpd_topology(&in->layout, m, topo, err)) != 0 ||
-	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0 ||
-	    (rc = memory_budget(o, topo, in, err)) != 0)
+	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0)
 		return rc;
-	if ((rc = dcpd_memplan(in, plan, err)) != 0)
+	return memory_budget(o, topo, in, err);
+}
+
+static int
+make_plan(const struct dcpd_options *o, struct dcpd_memplan_in *in,
+    struct dcpd_memplan *plan, struct dcpd_err *err)
+{
+	int rc = dcpd_memplan(in, plan, err);
+
+	if (rc != 0)
 		return rc;
+	if (plan->tokens == 0)		/* a device whose size is not known */
+		return 0;
 	if (o->max_context > plan->tokens)
 		return dcpd_fail(err, -ENOSPC, "--max-context %u: the pool "
 		    "holds %" PRIu64 " tokens; give more by "
@@ -207,6 +216,7 @@ make_plan(struct dcpd_daemon *d, struct dcpk_topo *topo,
 int
 dcpd_daemon_plan(struct dcpd_daemon *d, struct dcpd_err *err)
 {
+	const struct dcpd_options *o = &d->opt;
 	struct dcpd_memplan_in in;
 	struct dcpd_memplan plan;
 	struct dcpk_topo topo;
@@ -215,9 +225,19 @@ dcpd_daemon_plan(struct dcpd_daemon *d, struct dcpd_err *err)
 	int rc;
 
 	if ((rc = read_config(d, err)) != 0 ||
-	    (rc = make_plan(d, &topo, &in, &plan, err)) != 0)
+	    (rc = plan_input(d, &topo, &in, err)) != 0)
 		return rc;
-	if (d->opt.json) {
+	rc = make_plan(o, &in, &plan, err);
+	if (rc != 0 && !DCPD_GIVEN(o, kv_bytes) &&
+	    !DCPD_GIVEN(o, mem_fraction) && in.device_bytes != 0) {
+		/* A plan may be made here for a larger machine. */
+		dcpd_log(LOG_WARNING, "not on this machine: %s", err->text);
+		in.device_bytes = 0;
+		rc = make_plan(o, &in, &plan, err);
+	}
+	if (rc != 0)
+		return rc;
+	if (o->json) {
 		j = dcpd_memplan_json(&in, &plan, NULL);
 		text = json_dumps(j, JSON_INDENT(2));
 		json_decref(j);
@@ -226,7 +246,7 @@ dcpd_daemon_plan(struct dcpd_daemon *d, struct dcpd_err *err)
 	}
 	if (text == NULL)
 		return dcpd_fail(err, -ENOMEM, "out of memory");
-	printf("%s%s", text, d->opt.json ? "\n" : "");
+	printf("%s%s", text, o->json ? "\n" : "");
 	free(text);
 	return 0;
 }
@@ -389,7 +409,8 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 
 	phase(d, "plan");
 	if ((rc = dcpd_device(d->opt.device, &b, err)) != 0 ||
-	    (rc = make_plan(d, &topo, &in, &plan, err)) != 0)
+	    (rc = plan_input(d, &topo, &in, err)) != 0 ||
+	    (rc = make_plan(&d->opt, &in, &plan, err)) != 0)
 		return rc;
 	phase_done(d, "%" PRIu64 " tokens of KV, %" PRIu64 " at --dcp-size 1",
 	    plan.tokens, plan.tokens_tp);

@@ -24,6 +24,7 @@ CASES = [
     ("attention_factor", "deepseek-v3.2", dict(attention_factor=1.25)),
     ("not truncated", "deepseek-v3.2", dict(truncate=False, beta_fast=20, beta_slow=2)),
     ("ramp of no width", "deepseek-v3.2", dict(truncate=False, beta_fast=1, beta_slow=1)),
+    ("ramp past the end", "deepseek-v3.2", dict(rope_theta=10, original_max_position_embeddings=1000000)),
     ("factor one", "deepseek-v3.2", dict(factor=1)),
     ("short context", "deepseek-v3.2", dict(original_max_position_embeddings=8, factor=3.5)),
 ]

@@ -23,11 +23,13 @@ check_LTLIBRARIES += tests/integration/libdcp_cuda.la
 tests_integration_libdcp_cuda_la_SOURCES = tests/integration/fake_cuda.c
 tests_integration_libdcp_cuda_la_LDFLAGS = $(AM_LDFLAGS) -module \
 	-avoid-version -rpath /nowhere
-TESTS += tests/integration/startup.sh tests/integration/daemon.sh \
+TESTS += tests/integration/startup.sh tests/integration/plan.sh \
+	tests/integration/daemon.sh \
 	tests/integration/answer.sh tests/integration/man_pages.sh \
 	tests/integration/documented.sh tests/integration/docs.sh \
 	tests/integration/test_systemd.py
-EXTRA_DIST += tests/integration/lib.sh tests/integration/startup.sh \
+EXTRA_DIST += tests/integration/lib.sh tests/integration/plan.sh \
+	tests/integration/startup.sh \
 	tests/integration/daemon.sh tests/integration/answer.sh \
 	tests/integration/man_pages.sh tests/integration/documented.sh \
 	tests/integration/docs.sh tests/integration/test_systemd.py

@@ -14,6 +14,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -405,6 +406,7 @@ dcpd_source_act_scale(const struct dcpd_st *st, const struct dcpk_model *m,
 	const struct dcpd_st_tensor *in;
 	uint16_t half;
 	uint32_t bits;
+	float v;
 	int rc;
 
 	dcpd_tensor_name(w.base, sizeof w.base, m, layer, t, expert);
@@ -421,7 +423,13 @@ dcpd_source_act_scale(const struct dcpd_st *st, const struct dcpk_model *m,
 		rc = dcpd_st_read(st, in, 0, 2, &half, err);
 		bits = (uint32_t)half << 16;
 	}
-	if (rc == 0)
-		memcpy(out, &bits, 4);
-	return rc;
+	if (rc != 0)
+		return rc;
+	memcpy(&v, &bits, 4);
+	if (!(v > 0 && v < INFINITY))
+		return dcpd_fail(err, -EINVAL, "%s: tensor %s is %g: must be "
+		    "above 0 and finite", st->files[in->file].path, in->name,
+		    (double)v);
+	*out = v;
+	return 0;
 }

@@ -57,21 +57,12 @@ find(struct chat_str s, const char *needle, bool last)
 	return hit;
 }
 
+/*
+ * "<think>a</think>b" in a content that came without reasoning_content. White
+ * space around either is stripped later, where a release strips at all.
+ */
 static void
-trim_newlines(struct chat_str *t, bool left, bool right)
-{
-	while (right && t->n > 0 && t->s[t->n - 1] == '\n')
-		t->n--;
-	while (left && t->n > 0 && *t->s == '\n') {
-		t->s++;
-		t->n--;
-	}
-}
-
-/* "<think>a</think>b" in a content that came without reasoning_content. */
-static void
-split_thoughts(const struct glm_style *st, struct chat_str *content,
-    struct chat_str *thought, bool *has)
+split_thoughts(struct chat_str *content, struct chat_str *thought, bool *has)
 {
 	const char *first, *last, *open, *end;
 
@@ -82,18 +73,15 @@ split_thoughts(const struct glm_style *st, struct chat_str *content,
 	*has = true;
 	*thought = (struct chat_str){ content->s,
 	    (size_t)(first - content->s) };
-	trim_newlines(thought, false, st->strips);
 	open = find(*thought, THINK, true);
 	if (open != NULL) {
 		end = thought->s + thought->n;
 		thought->s = open + strlen(THINK);
 		thought->n = (size_t)(end - thought->s);
 	}
-	trim_newlines(thought, st->strips, false);
 	end = content->s + content->n;
 	content->s = last + strlen(END_THINK);
 	content->n = (size_t)(end - content->s);
-	trim_newlines(content, st->strips, false);
 }
 
 static void
@@ -132,7 +120,7 @@ put_assistant(struct chat *c, const struct glm_style *st, size_t i)
 	bool has = m->has_reasoning;
 
 	if (!has)
-		split_thoughts(st, &text, &thought, &has);
+		split_thoughts(&text, &thought, &has);
 	/* Reasoning of turns before the last question is usually dropped. */
 	if (i < c->last_user && c->last_user != SIZE_MAX &&
 	    !(st->keeps && !c->clear_thinking))

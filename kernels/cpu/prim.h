@@ -142,7 +142,7 @@ void dcpc_route(uint32_t *ids, float *w, const float *logits, const float *bias,
  * out[r] gets rank r's winners as local indices, ascending; out[r] has room
  * for min(k, n[r]). Only histogram sums, and the boundary bin once every
  * rank's share is at most the cap, cross ranks. Returns bytes that one rank
- * would have exchanged (for counters). ws: dcpc_topk_ws(D) bytes.
+ * would have exchanged (for counters). ws: dcpc_topk_ws(D) bytes, aligned to 8.
  */
 #define DCPC_TOPK_CAP 256u	/* pairs one rank exchanges at most */
 size_t dcpc_topk_ws(uint32_t D);
@@ -154,7 +154,7 @@ uint32_t dcpc_topk(const float *const *scores, const uint32_t *n, uint32_t D,
 /*
  * logits [V], untouched. adj: this sample's own adjustments. token_ok, mask:
  * bitmasks or NULL. top gets s->n_top entries (past V: DCPK_NOPOS, -inf). ws:
- * dcpc_sample_ws(V) bytes.
+ * dcpc_sample_ws(V) bytes, aligned to 4.
  *
  * Order: bias, repetition, frequency and presence, token_ok and mask; greedy
  * ends here (lowest id on ties; also temperature <= 0). Then temperature,

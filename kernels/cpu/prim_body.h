@@ -370,7 +370,7 @@ attend(float *o, float *lse, const float *q, uint32_t heads,
 			    p + h * ATTEND_KEYS, key, ld, nb, 1);
 	}
 	for (h = 0; h < heads; h++) {
-		lse[h] = n > 0 ? max[h] + logf(sum[h]) : -INFINITY;
+		lse[h] = max[h] + logf(sum[h]);	/* of nothing: -inf */
 		for (i = 0; n > 0 && i < c; i++)
 			o[h * c + i] /= sum[h];
 	}

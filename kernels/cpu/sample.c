@@ -178,6 +178,13 @@ arg_best(const float *z, uint32_t V, const uint32_t *ok)
 	return best;
 }
 
+/* Not normalised: 1 for the best. One function, so that sums agree. */
+static double
+weight(float z, float max, float temperature)
+{
+	return expf((z - max) / temperature);
+}
+
 /*
  * Takes candidates from the heap until top_k, top_p and min_p end it or, when
  * none of them is set, until the draw at u falls into one.
@@ -193,15 +200,12 @@ draw(struct heap *h, const struct dcpk_sample *s, float max, double total,
 	uint32_t i, n = 0, id = 0;
 
 	/* What top_p is a share of: all, or the k best. */
-	if (k < V) {
-		for (total = 0; n < k; n++)
-			total += exp(((double)h->z[heap_pop(h)] - max) /
-			    s->temperature);
-	}
+	for (total = k < V ? 0 : total; k < V && n < k; n++)
+		total += weight(h->z[heap_pop(h)], max, s->temperature);
 	limit = s->top_p < 1 ? s->top_p * total : INFINITY;
 	for (i = 0; i < k; i++) {
 		id = i < n ? h->id[V - 1 - i] : heap_pop(h);
-		p = exp(((double)h->z[id] - max) / s->temperature);
+		p = weight(h->z[id], max, s->temperature);
 		if (i > 0 && (mass >= limit || p < s->min_p || p == 0))
 			break;
 		mass += p;
@@ -211,7 +215,7 @@ draw(struct heap *h, const struct dcpk_sample *s, float max, double total,
 	n = i;
 	for (i = 0; i < n; i++) {
 		id = h->id[V - 1 - i];
-		cum += exp(((double)h->z[id] - max) / s->temperature);
+		cum += weight(h->z[id], max, s->temperature);
 		if (cum > u * mass)
 			break;
 	}
@@ -241,7 +245,7 @@ choose(const float *logits, uint32_t V, const struct dcpk_sample *s,
 		if (z[i] == -INFINITY)
 			continue;
 		h.id[h.n++] = i;
-		total += exp(((double)z[i] - z[best]) / s->temperature);
+		total += weight(z[i], z[best], s->temperature);
 	}
 	heap_make(&h);
 	return draw(&h, s, z[best], total, uniform(s->seed, s->index));

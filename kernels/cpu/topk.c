@@ -19,17 +19,18 @@
  * histograms and these pairs would cross ranks. On all ranks the same sums
  * lead to the same branches.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
 
+/* The loops over a block of scores have no branches, so as to be vectorised. */
+#ifndef __clang__
+#pragma GCC optimize("O3")
+#endif
+
 #define BINS 2048u
 #define CAP DCPC_TOPK_CAP
-
-struct pair {
-	uint32_t key, pos;
-};
+#define BLOCK 32u	/* scores whose keys are made at a time */
 
 struct topk {
 	const float *const *scores;
@@ -40,28 +41,39 @@ struct topk {
 	uint32_t members, share;	/* in all; most on one rank */
 	uint32_t bytes;
 	uint32_t *hist;		/* [D][BINS], each rank's own */
-	struct pair *pairs;	/* [D*CAP] */
+	uint64_t *pairs;	/* [D*CAP], see pair() */
 };
 
 size_t
 dcpc_topk_ws(uint32_t D)
 {
 	return (size_t)D * (BINS * sizeof(uint32_t) +
-	    CAP * sizeof(struct pair));
+	    CAP * sizeof(uint64_t));
+}
+
+/*
+ * a where c holds, else b, without a branch. Comparisons are kept signed and
+ * below 2^31, which vector units of all ages have.
+ */
+static inline uint32_t
+pick(bool c, uint32_t a, uint32_t b)
+{
+	uint32_t m = 0u - c;
+
+	return (a & m) | (b & ~m);
 }
 
 /* Sorts as the score does: NaN 0, then -inf upwards; -0 and +0 the same. */
 static inline uint32_t
 key_of(float score)
 {
-	uint32_t u;
+	uint32_t u, mag, key;
 
 	memcpy(&u, &score, 4);
-	if ((u & 0x7fffffff) > 0x7f800000)
-		return 0;
-	if (u == 0x80000000)
-		u = 0;
-	return u & 0x80000000 ? ~u : u | 0x80000000;
+	mag = u & 0x7fffffff;
+	key = pick((int32_t)u < 0 && mag != 0, 0x7fffffff - mag,
+	    mag | 0x80000000);
+	return pick((int32_t)mag > 0x7f800000, 0, key);
 }
 
 /*
@@ -71,22 +83,40 @@ key_of(float score)
 static inline uint32_t
 digit_of(uint32_t key)
 {
-	uint32_t neg = ~key >> 31, mag, half;
+	const bool neg = (int32_t)key >= 0;
+	const uint32_t mag = pick(neg, 0x7fffffff - key, key & 0x7fffffff);
+	const bool small = (int32_t)mag < 113 << 23;	/* fp16 subnormal */
+	uint32_t half, u;
 	float f;
 
-	mag = (neg ? ~key : key) & 0x7fffffff;
-	if (mag < 113u << 23) {			/* fp16 subnormals */
-		memcpy(&f, &mag, 4);
-		f += 0.5f;			/* last place 2^-24 */
-		memcpy(&half, &f, 4);
-		half -= 126u << 23;
+	half = (mag + 0xfff + (mag >> 13 & 1) - (112u << 23)) >> 13;
+	half = pick((int32_t)half > 0x7c00, 0x7c00, half);
+	u = pick(small, mag, 0);
+	memcpy(&f, &u, 4);
+	f += 0.5f;			/* whose last place is 2^-24 */
+	memcpy(&u, &f, 4);
+	half = pick(small, u - (126u << 23), half);
+	half = pick(neg, 0x7fff - half, half | 0x8000) >> 5;
+	return pick(key == 0, 0, half);	/* NaN */
+}
+
+/* Keys of a block of scores, and the largest. Past n: NaN's. */
+static inline uint32_t
+block_keys(uint32_t *key, const float *s, uint32_t n)
+{
+	uint32_t i, max = 0;
+
+	if (n < BLOCK) {
+		for (i = 0; i < n; i++)
+			key[i] = key_of(s[i]);
+		memset(key + n, 0, (BLOCK - n) * sizeof(*key));
 	} else {
-		half = (mag + 0xfff + (mag >> 13 & 1) - (112u << 23)) >> 13;
-		half = half < 0x7c00 ? half : 0x7c00;
+		for (i = 0; i < BLOCK; i++)
+			key[i] = key_of(s[i]);
 	}
-	if (key == 0)				/* NaN */
-		return 0;
-	return (neg ? 0x7fff - half : half | 0x8000) >> 5;
+	for (i = 0; i < BLOCK; i++)
+		max = key[i] > max ? key[i] : max;
+	return max;
 }
 
 /* The smallest key whose first digit is at least d; 2^32 if there is none. */
@@ -124,26 +154,54 @@ part_shift(uint32_t lo, uint32_t hi)
 
 enum round { ROUND_FIRST, ROUND_KEY, ROUND_POS };
 
-/* One rank's counts per part; part 0 is the best. */
+/* One rank's counts of the first digit; part 0 is the best. */
+static void
+tally_first(const struct topk *t, uint32_t r)
+{
+	uint32_t *hist = t->hist + r * BINS, odd[BINS], key[BLOCK];
+	uint32_t digit[BLOCK], i, j, m;
+
+	/* Two counts by turns: neighbours in one part need not wait. */
+	memset(hist, 0, BINS * sizeof(*hist));
+	memset(odd, 0, sizeof(odd));
+	for (j = 0; j < t->n[r]; j += BLOCK) {
+		m = t->n[r] - j < BLOCK ? t->n[r] - j : BLOCK;
+		block_keys(key, t->scores[r] + j, m);
+		for (i = 0; i < BLOCK; i++)
+			digit[i] = BINS - 1 - digit_of(key[i]);
+		for (i = 0; i + 2 <= m; i += 2) {
+			hist[digit[i]]++;
+			odd[digit[i + 1]]++;
+		}
+		if (i < m)
+			hist[digit[i]]++;
+	}
+	for (i = 0; i < BINS; i++)
+		hist[i] += odd[i];
+}
+
+/* One rank's members by equal parts of the keys or of the positions. */
 static void
 tally(const struct topk *t, uint32_t r, enum round round)
 {
-	uint32_t *hist = t->hist + r * BINS, j, key, pos;
+	uint32_t *hist = t->hist + r * BINS, key[BLOCK], i, j, m, pos;
 	const uint32_t s = round == ROUND_KEY ? part_shift(t->klo, t->khi) :
 	    part_shift(t->plo, t->phi);
 
 	memset(hist, 0, BINS * sizeof(*hist));
-	for (j = 0; j < t->n[r]; j++) {
-		key = key_of(t->scores[r][j]);
-		pos = j * t->D + r;
-		if (round == ROUND_FIRST)
-			hist[BINS - 1 - digit_of(key)]++;
-		else if (!member(t, key, pos))
+	for (j = 0; j < t->n[r]; j += BLOCK) {
+		m = t->n[r] - j < BLOCK ? t->n[r] - j : BLOCK;
+		if (block_keys(key, t->scores[r] + j, m) < t->klo)
 			continue;
-		else if (round == ROUND_KEY)
-			hist[(t->khi - key) >> s]++;
-		else
-			hist[(pos - t->plo) >> s]++;
+		for (i = 0; i < m; i++) {
+			pos = (j + i) * t->D + r;
+			if (!member(t, key[i], pos))
+				continue;
+			if (round == ROUND_KEY)
+				hist[(t->khi - key[i]) >> s]++;
+			else
+				hist[(pos - t->plo) >> s]++;
+		}
 	}
 }
 
@@ -191,32 +249,63 @@ digest(struct topk *t, enum round round)
 	narrow(t, b, round);
 }
 
-static int
-by_rank(const void *a, const void *b)
+/* (key, position) as one number: larger is better. */
+static inline uint64_t
+pair(uint32_t key, uint32_t pos)
 {
-	const struct pair *x = a, *y = b;
+	return (uint64_t)key << 32 | (UINT32_MAX - pos);
+}
 
-	if (x->key != y->key)
-		return x->key > y->key ? -1 : 1;
-	return x->pos < y->pos ? -1 : x->pos > y->pos;
+/* The k-th largest (from 1) of n different numbers; orders x in part. */
+static uint64_t
+kth(uint64_t *x, uint32_t n, uint32_t k)
+{
+	uint32_t lo = 0, hi = n, i, j;
+	uint64_t pivot, y;
+
+	while (hi - lo > 1) {
+		pivot = x[lo + (hi - lo) / 2];
+		x[lo + (hi - lo) / 2] = x[lo];
+		for (i = lo, j = lo + 1; j < hi; j++)
+			if (x[j] > pivot) {	/* better ones to the front */
+				y = x[j];
+				x[j] = x[i + 1];
+				x[++i] = y;
+			}
+		/* x[i] is the last better one, or the pivot's own place */
+		x[lo] = x[i];
+		x[i] = pivot;
+		if (i == k - 1)
+			return pivot;
+		if (i < k - 1)
+			lo = i + 1;
+		else
+			hi = i;
+	}
+	return x[lo];
 }
 
 /* All ranks see the few members of all: the need-th best is the threshold. */
 static void
 exchange(struct topk *t)
 {
-	uint32_t r, j, key, pos, n = 0;
+	uint32_t r, i, j, m, key[BLOCK], pos, n = 0;
+	uint64_t x;
 
 	for (r = 0; r < t->D; r++)
-		for (j = 0; j < t->n[r]; j++) {
-			key = key_of(t->scores[r][j]);
-			pos = j * t->D + r;
-			if (member(t, key, pos))
-				t->pairs[n++] = (struct pair){ key, pos };
+		for (j = 0; j < t->n[r]; j += BLOCK) {
+			m = t->n[r] - j < BLOCK ? t->n[r] - j : BLOCK;
+			if (block_keys(key, t->scores[r] + j, m) < t->klo)
+				continue;
+			for (i = 0; i < m; i++) {
+				pos = (j + i) * t->D + r;
+				if (member(t, key[i], pos))
+					t->pairs[n++] = pair(key[i], pos);
+			}
 		}
-	qsort(t->pairs, n, sizeof(*t->pairs), by_rank);
-	t->klo = t->pairs[t->need - 1].key;
-	t->phi = t->pairs[t->need - 1].pos;
+	x = kth(t->pairs, n, t->need);
+	t->klo = (uint32_t)(x >> 32);
+	t->phi = UINT32_MAX - (uint32_t)x;
 }
 
 /* Leaves the threshold in klo and phi. */
@@ -231,13 +320,16 @@ find(struct topk *t)
 	t->phi = most * t->D - 1;
 	for (;;) {
 		for (r = 0; r < t->D; r++)
-			tally(t, r, round);
+			if (round == ROUND_FIRST)
+				tally_first(t, r);
+			else
+				tally(t, r, round);
 		digest(t, round);
 		t->bytes += BINS * (most > UINT16_MAX ? 4 : 2);
 		if (t->members == t->need)
 			return;
 		if (t->share <= CAP) {
-			t->bytes += t->share * (uint32_t)sizeof(struct pair);
+			t->bytes += t->share * (uint32_t)sizeof(uint64_t);
 			exchange(t);
 			return;
 		}
@@ -249,13 +341,16 @@ find(struct topk *t)
 static uint32_t
 collect(const struct topk *t, uint32_t r, uint32_t *out)
 {
-	uint32_t j, key, n = 0;
+	uint32_t i, j, m, key[BLOCK], n = 0;
 
-	for (j = 0; j < t->n[r]; j++) {
-		key = key_of(t->scores[r][j]);
-		if (key > t->klo ||
-		    (key == t->klo && j * t->D + r <= t->phi))
-			out[n++] = j;
+	for (j = 0; j < t->n[r]; j += BLOCK) {
+		m = t->n[r] - j < BLOCK ? t->n[r] - j : BLOCK;
+		if (block_keys(key, t->scores[r] + j, m) < t->klo)
+			continue;
+		for (i = 0; i < m; i++)
+			if (key[i] > t->klo || (key[i] == t->klo &&
+			    (j + i) * t->D + r <= t->phi))
+				out[n++] = j + i;
 	}
 	return n;
 }
@@ -269,7 +364,7 @@ dcpc_topk(const float *const *scores, const uint32_t *n, uint32_t D,
 	uint64_t all = 0;
 	uint32_t r;
 
-	t.pairs = (struct pair *)(void *)(t.hist + (size_t)D * BINS);
+	t.pairs = (uint64_t *)(void *)(t.hist + (size_t)D * BINS);
 	for (r = 0; r < D; r++)
 		all += n[r];
 	if (k > 0 && k < all)

@@ -317,7 +317,8 @@ START_TEST(weights_of_compressed_tensors)
 	    "\"quantization_config\": {\"quant_method\": "
 	    "\"compressed-tensors\", \"format\": \"pack-quantized\", "
 	    "\"ignore\": [\"lm_head\", \"re:.*self_attn.*\", "
-	    "\"re:.*shared_experts.*\", \"model.layers.0.mlp.up_proj\"], "
+	    "\"re:.*shared_experts.*\", \"model.layers.0.mlp.up_proj\", "
+	    "\"re:mlp\"], "
 	    "\"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], "
 	    "\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"strategy\": "
 	    "\"group\", \"group_size\": 128}}}}}";

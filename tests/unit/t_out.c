@@ -307,6 +307,13 @@ START_TEST(stop_strings)
 	expect(glm, &lap, "xaaab", "[C]xa[STOP]");
 	expect(glm, &lap, "abcd", "[C]a[STOP]");
 	expect(glm, &lap, "aabc", "[STOP]");
+	/* also when one token ("turn") completes two of them */
+	lap.stop[0] = "turn";
+	lap.stop[1] = "u";
+	lap.stop[2] = "tu";
+	expect(glm, &lap, "return", "[C]re[STOP]");
+	lap.stop[2] = NULL;
+	expect(glm, &lap, "return", "[C]ret[STOP]");
 }
 END_TEST
 
@@ -405,6 +412,8 @@ START_TEST(dsml_calls)
 	    DPAR("i", "false", "3")) DINV("g", "")),
 	    "[R]r[C]a[N0]f[A0]{\"s\": \"x\\\"y\", \"i\": 3}[N1]g[A1]{}");
 	expect(ds, &t, "only reasoning", "[R]only reasoning");
+	expect(ds, &p, DINV("f", DPAR("a>b", "false", "3")),
+	    "[N0]f[A0]{\"a>b\": 3}");
 	/* within reasoning */
 	expect(ds, &t, "r" DCALLS(DINV("f", "")), "[R]r\n\n[N0]f[A0]{}");
 	/* a bare invoke is a call */

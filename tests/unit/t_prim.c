@@ -559,17 +559,53 @@ START_TEST(unpack_row_gives_the_bytes_values)
 		for (t = 0; t < 20; t++) {
 			b = random_rows(s, 1);
 			for (j = 0; s->fmt == DCPK_KV_FP8 && t == 0 &&
-			    j < 256; j++)	/* all codes but NaN */
-				b[j] = (j & 0x7f) == 0x7f ? 0 : (uint8_t)j;
+			    j < 256; j++)	/* all codes */
+				b[j] = (uint8_t)j;
 			row_value(v, s, b);
 			out[s->c + s->r] = 42;
 			p->unpack_row(out, s->fmt, b, s->c, s->r);
 			for (j = 0; j < s->c + s->r; j++)
-				ck_assert_float_eq(out[j], (float)v[j]);
+				ck_assert(out[j] == (float)v[j] ||
+				    (isnan(out[j]) && isnan(v[j])));
 			ck_assert_float_eq(out[s->c + s->r], 42);
 			free(b);
 		}
 	}
+}
+END_TEST
+
+/* Every fp8 code through the packing of eight keys and of one. */
+START_TEST(packed_keys_are_the_codes)
+{
+	const struct dcpc_prims *p = isas[_i];
+	uint8_t code[8 * 256];
+	float scale[8], ks[16], packed[16 * 256], want, got;
+	struct dcpc_keys k = { code, scale, DCPK_KV_FP8, 256 };
+	uint32_t at, n, i, d;
+
+	for (i = 0; i < 8; i++) {
+		scale[i] = (float)i;
+		for (d = 0; d < 256; d++)
+			code[i * 256 + d] = (uint8_t)(d * 3 + i);
+	}
+	for (at = 0; at < 9; at++)
+		for (n = 1; n <= 8 && at + n <= 16; n++) {
+			for (i = 0; i < 16 * 256; i++)
+				packed[i] = -7;
+			p->index_pack(packed, ks, at, 1, &k, 8 - n, n);
+			for (i = 0; i < 16; i++)
+				for (d = 0; d < 256; d++) {
+					want = i < at || i >= at + n ? -7 :
+					    dcpc_e4m3[code[(8 - n + i - at) *
+					    256 + d]];
+					got = packed[d * 16 + i];
+					ck_assert(got == want ||
+					    (isnan(got) && isnan(want)));
+				}
+			for (i = 0; i < n; i++)
+				ck_assert_float_eq(ks[at + i],
+				    (float)(8 - n + i));
+		}
 }
 END_TEST
 
@@ -611,6 +647,7 @@ main(void)
 	tcase_add_loop_test(t, small_ones_match_double, 0, n_isas);
 	tcase_add_loop_test(t, exp_is_within_2e7, 0, n_isas);
 	tcase_add_loop_test(t, unpack_row_gives_the_bytes_values, 0, n_isas);
+	tcase_add_loop_test(t, packed_keys_are_the_codes, 0, n_isas);
 	tcase_add_test(t, isa_can_be_chosen);
 	suite_add_tcase(s, t);
 	sr = srunner_create(s);

@@ -265,7 +265,7 @@ START_TEST(activations_are_quantised_per_block)
 	}
 	/* amax of 448 * 2^e needs exactly 2^e, not the next power */
 	for (i = 0; i < 4; i++)
-		x[i] = i == 0 ? 448 * 0.25f : 0.25f * (float)i;
+		x[i] = i == 0 ? 448 * 0.25f : 0.25f * 0x1p-9f * (float)i;
 	memcpy(y, x, 16);
 	dcpc_quant_act(x, 4, 4, true);
 	ck_assert_mem_eq(x, y, 16);

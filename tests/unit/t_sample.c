@@ -275,6 +275,16 @@ START_TEST(neighbouring_seeds_are_independent)
 		b = take(z, &s, NULL, NULL, NULL);
 		cell[a * 8 + b]++;
 	}
+	/* (seed, index + 1) is not (seed + 1, index): one in eight agrees */
+	for (a = 0, i = 0; i < 4000; i++) {
+		s.seed = i;
+		s.index = 5;
+		b = take(z, &s, NULL, NULL, NULL);
+		s.seed = i + 1;
+		s.index = 4;
+		a += take(z, &s, NULL, NULL, NULL) == b;
+	}
+	ck_assert_uint_lt(a, 650);
 	for (i = 0; i < 64; i++)
 		chi += pow(cell[i] - want, 2) / want;
 	ck_assert_msg(chi < 130, "chi-square %g of 63", chi);

@@ -128,6 +128,7 @@ static struct twist {
 	const char *dtype_of, *dtype;	/* this one gets another dtype */
 	const char *extra;		/* one more tensor */
 	bool packed, no_lm_head, mtp_copies;
+	float act_scale;		/* for all, if it is not 0 */
 } twist;
 
 static size_t
@@ -161,6 +162,26 @@ store(struct su *s, const char *name, const char *dtype, int rank, uint64_t a,
 	free(data);
 }
 
+/* A number of its own for each tensor, from 0.5 to 1.5. */
+static float
+act_scale_of(const char *name)
+{
+	return 0.5f + (float)byte_of(name, 0) / 256;
+}
+
+static void
+store_act_scale(struct su *s, const char *name)
+{
+	float v = act_scale_of(name);
+
+	if (twist.act_scale != 0)
+		v = twist.act_scale;
+	if (twist.dtype_of != NULL && strcmp(name, twist.dtype_of) == 0)
+		store(s, name, "F32", 0, 0, 0, 0);
+	else
+		su_add(s, name, "F32", 0, NULL, &v, 4);
+}
+
 static void
 store_linear(struct su *s, const char *name, int n, int k, enum mode mode,
     bool expert)
@@ -174,7 +195,7 @@ store_linear(struct su *s, const char *name, int n, int k, enum mode mode,
 	if (mode == W4AFP8 && expert) {
 		store(s, name, "I8", 2, n, k / 2, 0);
 		store(s, LEAF(".weight_scale_inv"), "F32", 2, n, k / 128, 0);
-		store(s, LEAF(".input_scale"), "F32", 0, 0, 0, 0);
+		store_act_scale(s, LEAF(".input_scale"));
 	} else if (mode == FP8_BLOCK || mode == W4AFP8) {
 		store(s, name, "F8_E4M3", 2, n, k, 0);
 		store(s, LEAF(".weight_scale_inv"), "F32", 2, (n + 31) / 32,
@@ -522,26 +543,32 @@ START_TEST(activation_scales_of_w4afp8)
 {
 	static const char *const proj[] = { "gate_proj", "up_proj",
 		"down_proj" };
-	float want[2] = { 0, 0 }, v;
-	unsigned char b[4];
 	char name[160];
-	int e, p, i;
+	int layer, e, p;
 
 	run_ok(W4AFP8, 1, 1);
-	for (e = 0; e < 3; e++) {
-		for (p = 0; p < 3; p++) {
-			snprintf(name, sizeof name, "model.layers.2.mlp."
-			    "experts.%d.%s.input_scale", e, proj[p]);
-			for (i = 0; i < 4; i++)
-				b[i] = byte_of(name, (size_t)i);
-			memcpy(&v, b, 4);
-			if (v > want[p == 2])
-				want[p == 2] = v;
+	for (layer = 1; layer < 4; layer++) {
+		float want[2] = { 0, 0 };
+
+		for (e = 0; e < 3; e++) {
+			for (p = 0; p < 3; p++) {
+				snprintf(name, sizeof name, "model.layers.%d."
+				    "mlp.experts.%d.%s.input_scale", layer, e,
+				    proj[p]);
+				if (act_scale_of(name) > want[p == 2])
+					want[p == 2] = act_scale_of(name);
+			}
 		}
+		ck_assert_float_eq(seen.act[layer][0], want[0]);
+		ck_assert_float_eq(seen.act[layer][1], want[1]);
+		ck_assert(want[0] != want[1]);
 	}
-	ck_assert_float_eq(seen.act[2][0], want[0]);
-	ck_assert_float_eq(seen.act[2][1], want[1]);
-	ck_assert(want[0] != want[1]);
+	twist = (struct twist){ .act_scale = NAN };
+	ck_assert_int_eq(run(W4AFP8, 1, 1), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(err.text, "gate_proj.input_scale"));
+	ck_assert_ptr_nonnull(strstr(err.text, "above 0"));
+	twist = (struct twist){ .act_scale = -1 };
+	ck_assert_int_eq(run(W4AFP8, 1, 1), -EINVAL);
 }
 END_TEST
 
@@ -656,7 +683,7 @@ END_TEST
 static char log_text[4000];
 
 static void
-run_logged(void)
+run_logged(enum mode mode)
 {
 	FILE *f = tmpfile();
 	int old = dup(2);
@@ -664,7 +691,7 @@ run_logged(void)
 
 	fflush(stderr);
 	dup2(fileno(f), 2);
-	run_ok(BF16, 1, 1);
+	run_ok(mode, 1, 1);
 	fflush(stderr);
 	dup2(old, 2);
 	close(old);
@@ -678,15 +705,15 @@ START_TEST(mtp_layer)
 {
 	uint64_t all, without;
 
-	run_logged();
+	run_logged(BF16);
 	all = seen.elements;
 	ck_assert_ptr_null(strstr(log_text, "not used"));
 	twist = (struct twist){ .mtp_copies = true };
-	run_logged();
+	run_logged(BF16);
 	ck_assert_uint_eq(seen.elements, all);
 	ck_assert_ptr_null(strstr(log_text, "not used"));
 	twist = (struct twist){ .skip = "layers.3." };
-	run_logged();
+	run_logged(BF16);
 	without = seen.elements;
 	ck_assert_uint_lt(without, all);
 	ck_assert_ptr_nonnull(strstr(log_text, "has no MTP layer"));
@@ -700,9 +727,17 @@ END_TEST
 START_TEST(extra_tensors_get_one_line)
 {
 	twist = (struct twist){ .extra = "model.layers.0.rotary.inv" };
-	run_logged();
+	run_logged(BF16);
 	ck_assert_ptr_nonnull(strstr(log_text, "1 tensors of the checkpoint "
 	    "are not used, e.g. model.layers.0.rotary.inv"));
+}
+END_TEST
+
+/* Scales and what lies beside a tensor are no extra tensors. */
+START_TEST(nothing_of_a_format_is_extra)
+{
+	run_logged(_i);
+	ck_assert_ptr_null(strstr(log_text, "not used"));
 }
 END_TEST
 
@@ -710,7 +745,7 @@ END_TEST
 
 /* Sums that any slicing must give: of bytes, each counted once. */
 static struct {
-	uint64_t hash[DCPK_T_N];
+	uint64_t hash[DCPK_T_N], in_layer_2[DCPK_T_N];
 	double rms[DCPK_T_N];
 	int fmt[DCPK_T_N];
 } dummy;
@@ -758,6 +793,8 @@ take(struct dcpk_ctx *ctx, const struct dcpk_weight *w, struct dcpk_err *e)
 		sum += v * v;
 		h = h * 31 + (uint64_t)(int64_t)(v * 1e6);
 	}
+	if (w->layer == 2)
+		dummy.in_layer_2[w->tensor] = h;
 	/* the pointers are the whole tensor's: each slice must agree */
 	if (w->layer == 1 || tensors[w->tensor].where[0] == '\0' ||
 	    strchr(tensors[w->tensor].where, '1') == NULL) {
@@ -805,9 +842,11 @@ START_TEST(dummy_weights_are_the_same_for_any_layout)
 	make_dummy(quant[_i], 4, 7);
 	ck_assert_mem_eq(one, dummy.hash, sizeof one);
 	/* no two tensors alike, and another seed changes them all */
-	for (t = 0; t < DCPK_T_N; t++)
+	for (t = 0; t < DCPK_T_N; t++) {
+		ck_assert_uint_ne(one[t], dummy.in_layer_2[t]);
 		for (u = 0; u < t; u++)
 			ck_assert_uint_ne(one[t], one[u]);
+	}
 	make_dummy(quant[_i], 4, 8);
 	for (t = 0; t < DCPK_T_N; t++)
 		differ += one[t] != dummy.hash[t];
@@ -861,6 +900,7 @@ main(void)
 	tcase_add_test(t, the_backends_refusal_names_the_tensor);
 	tcase_add_test(t, mtp_layer);
 	tcase_add_test(t, extra_tensors_get_one_line);
+	tcase_add_loop_test(t, nothing_of_a_format_is_extra, 0, MODES);
 	tcase_add_test(t, dummy_weights_are_the_same_for_any_layout);
 	tcase_add_loop_test(t, dummy_weights_are_the_same_for_any_layout,
 	    FP8_BLOCK, FP8_BLOCK + 1);

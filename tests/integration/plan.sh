@@ -1,0 +1,36 @@
+#!/bin/sh
+# The memory plan comes from a config.json alone, whatever this machine has,
+# and D ranks hold D times the tokens of one from the same bytes.
+set -eu
+. "${srcdir:-.}/tests/integration/lib.sh"
+export DCPD
+
+for config in glm-5.2 deepseek-v3.2; do
+	for kv in bf16 fp8_e4m3; do
+		one=
+		for dcp in 1 2 4 8; do
+			ctl plan --model "$srcdir/tests/data/configs/$config.json" \
+			    --tp 8 --dcp-size $dcp --kv-cache-dtype $kv \
+			    --kv-bytes-per-rank 16GiB --device cuda -j \
+			    >"$work/o" || fail "$config $kv dcp $dcp"
+			tokens=$(python3 -c 'import json, sys
+print(json.load(open(sys.argv[1]))["tokens"])' "$work/o")
+			[ -n "$one" ] || one=$tokens
+			[ "$tokens" -ge $((dcp * one)) ] &&
+			    [ "$tokens" -lt $((dcp * (one + 2 * 64))) ] ||
+			    fail "$config $kv: $tokens at dcp $dcp, $one at 1"
+			echo "$config $kv dcp $dcp: $tokens tokens"
+		done
+	done
+	# Too large for this machine: a plan all the same, and a word about it.
+	ctl plan --model "$srcdir/tests/data/configs/$config.json" --tp 8 \
+	    --dcp-size 8 >"$work/o" 2>"$work/log" || fail "plan on this machine"
+	grep -q "a token takes" "$work/o" || fail "no plan: $(cat "$work/o")"
+done
+# A budget that was asked for is one.
+refused "does not fit" "nothing is left" --mem-fraction-static -- --plan \
+    --model "$srcdir/tests/data/configs/glm-5.2.json" --tp 8 \
+    --mem-fraction-static 0.5
+DCPD=/nonexistent ctl plan --model x 2>"$work/log" && fail "no dcpd at all"
+grep -q DCPD "$work/log" || fail "$(cat "$work/log")"
+echo "all ok"
