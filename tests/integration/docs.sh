@@ -5,7 +5,7 @@ set -eu
 
 for page in "$srcdir"/doc/*.md; do
 	name=$(basename "$page")
-	[ "$name" = index.md ] || grep -q "($name)" "$srcdir/doc/index.md" ||
+	[ "$name" = index.md ] || grep -qw "$name" "$srcdir/doc/index.md" ||
 	    fail "doc/index.md does not name $name"
 done
 for page in "$srcdir"/*.md "$srcdir"/doc/*.md; do
