@@ -184,6 +184,7 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->device = o->device == DCPD_DEVICE_CPU ? "cpu" : "cuda";
 	in->chunk = o->chunk;
 	in->max_running = o->max_running;
+	in->threads = o->cpu_threads;
 	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
 	if ((rc = dcpd_topology(&in->layout, m, topo, err)) != 0 ||
 	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0)
@@ -409,8 +410,10 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 
 	phase(d, "plan");
 	if ((rc = dcpd_device(d->opt.device, &b, err)) != 0 ||
-	    (rc = plan_input(d, &topo, &in, err)) != 0 ||
-	    (rc = make_plan(&d->opt, &in, &plan, err)) != 0)
+	    (rc = plan_input(d, &topo, &in, err)) != 0)
+		return rc;
+	in.backend = b;
+	if ((rc = make_plan(&d->opt, &in, &plan, err)) != 0)
 		return rc;
 	phase_done(d, "%" PRIu64 " tokens of KV, %" PRIu64 " at --dcp-size 1",
 	    plan.tokens, plan.tokens_tp);

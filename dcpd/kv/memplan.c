@@ -114,24 +114,34 @@ estimate_workspace(const struct dcpd_memplan_in *in,
 	    m->vocab * 4ull / t->world);
 }
 
+/* Who counts the workspace; NULL: an estimate must do. */
+static const struct dcpk_backend *
+backend_of(const struct dcpd_memplan_in *in)
+{
+	if (in->backend == NULL && strcmp(in->device, "cpu") == 0)
+		return &dcpk_cpu;
+	return in->backend;
+}
+
 /* Weights and workspace of each rank: what does not depend on the pages. */
 static int
 fixed_bytes(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
     struct dcpd_memplan *p, struct dcpd_err *err)
 {
+	const struct dcpk_backend *be = backend_of(in);
 	struct dcpk_setup s;
 	uint32_t r;
 	int rc;
 
-	if (strcmp(in->device, "cpu") == 0) {
-		dcpd_memplan_setup(in, topo, 1, &s);
-		rc = dcpk_cpu.bytes(&s, p->rank);
-		if (rc != 0)
-			return dcpd_fail(err, rc, "cpu: counting the "
-			    "workspace: %s", strerror(-rc));
-	} else if (in->kv == DCPK_KV_F32) {
+	if (strcmp(in->device, "cpu") != 0 && in->kv == DCPK_KV_F32)
 		return dcpd_fail(err, -EINVAL, "--kv-cache-dtype f32: for "
 		    "--device cpu only; use bf16 or fp8_e4m3");
+	if (be != NULL) {
+		dcpd_memplan_setup(in, topo, 1, &s);
+		rc = be->bytes(&s, p->rank);
+		if (rc != 0)
+			return dcpd_fail(err, rc, "%s: counting the "
+			    "workspace: %s", be->name, strerror(-rc));
 	} else {
 		p->workspace_estimated = true;
 		for (r = 0; r < topo->world; r++)
@@ -262,29 +272,31 @@ check_total(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
 }
 
 /* The pools of each rank, and that the backend will allocate just these. */
-static void
+static int
 charge_pools(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
-    struct dcpd_memplan *p)
+    struct dcpd_memplan *p, struct dcpd_err *err)
 {
+	const struct dcpk_backend *be = backend_of(in);
 	struct dcpk_bytes asked[DCPK_MAX_RANKS];
+	uint64_t n = p->pages == 0 ? 0 : p->pages + 1ull;
 	struct dcpk_setup s;
 	uint32_t r;
 
 	for (r = 0; r < p->world; r++) {
-		p->rank[r].rows = p->pages == 0 ? 0 :
-		    (p->pages + 1ull) * p->page_bytes_rows;
-		p->rank[r].index = p->pages == 0 ? 0 :
-		    (p->pages + 1ull) * p->page_bytes_index;
+		p->rank[r].rows = n * p->page_bytes_rows;
+		p->rank[r].index = n * p->page_bytes_index;
 	}
-	if (strcmp(in->device, "cpu") != 0 || p->pages == 0)
-		return;
+	if (be == NULL || n == 0)
+		return 0;
 	dcpd_memplan_setup(in, topo, p->pages, &s);
-	if (dcpk_cpu.bytes(&s, asked) != 0)
-		return;
+	if (be->bytes(&s, asked) != 0)
+		return dcpd_fail(err, -ENOMEM, "%s: counting the pools: no "
+		    "memory", be->name);
 	for (r = 0; r < p->world; r++)
 		DCPD_ASSERT(asked[r].rows == p->rank[r].rows &&
 		    asked[r].index == p->rank[r].index &&
 		    asked[r].workspace == p->rank[r].workspace);
+	return 0;
 }
 
 int
@@ -313,9 +325,9 @@ dcpd_memplan(const struct dcpd_memplan_in *in, struct dcpd_memplan *out,
 	p.tokens_tp = (uint64_t)pages_of(p.budget, page * p.D) *
 	    DCPD_PAGE_TOKENS;
 	rc = check_total(in, &p, err);
-	if (rc != 0)
-		return rc;
-	charge_pools(in, &topo, &p);
-	*out = p;
-	return 0;
+	if (rc == 0)
+		rc = charge_pools(in, &topo, &p, err);
+	if (rc == 0)
+		*out = p;
+	return rc;
 }

@@ -15,6 +15,8 @@ struct dcpd_memplan_in {
 	struct dcpd_layout layout;
 	enum dcpk_kv kv, idx;
 	const char *device;		/* "cpu", "cuda" */
+	const struct dcpk_backend *backend;	/* NULL: the CPU's own; for
+					   CUDA the workspace is estimated */
 	uint64_t kv_bytes_per_rank;	/* 0: from the fraction */
 	double mem_fraction;		/* of device_bytes (per rank) */
 	uint64_t device_bytes;		/* of one rank's device; 0 = not known */
@@ -31,7 +33,7 @@ struct dcpd_memplan {
 	uint32_t pages;			/* without the sink */
 	uint64_t tokens;		/* pages * 64 */
 	uint64_t tokens_tp;		/* from the same bytes at dcp 1 */
-	uint64_t budget;		/* KV bytes of one rank */
+	uint64_t budget;		/* KV bytes of one rank; 0: not known */
 	bool workspace_estimated;	/* the device's code was not asked */
 	char misfit[400];		/* report_only; "" if it fits */
 };

@@ -56,6 +56,14 @@ token_bytes(uint64_t page_bytes)
 	return dcpd_div_up(page_bytes, DCPD_PAGE_TOKENS);
 }
 
+/* Tokens that a GiB of a rank's pools holds, at D / shrink. */
+static uint64_t
+tokens_of_gib(const struct dcpd_memplan *p, uint32_t shrink)
+{
+	return (1ull << 30) / ((p->page_bytes_rows + p->page_bytes_index) *
+	    shrink) * DCPD_PAGE_TOKENS;
+}
+
 static const char *
 format_name(enum dcpk_kv kv)
 {
@@ -140,9 +148,13 @@ put_capacity(FILE *f, const struct dcpd_memplan_in *in,
 	fprintf(f, "a token takes %s + %s bytes of each rank (KV + index)\n",
 	    thousands(a, sizeof a, token_bytes(p->page_bytes_rows)),
 	    thousands(b, sizeof b, token_bytes(p->page_bytes_index)));
-	if (p->pages == 0) {
-		fprintf(f, "tokens: %s\n", p->misfit[0] != '\0' ? "none" :
-		    "not known; give --kv-bytes-per-rank");
+	if (p->pages == 0 && p->misfit[0] != '\0') {
+		fprintf(f, "tokens: none\n");
+	} else if (p->pages == 0) {
+		fprintf(f, "tokens: each GiB of a rank holds %s; under TP "
+		    "(--dcp-size 1) %s; give --kv-bytes-per-rank for a sum\n",
+		    thousands(a, sizeof a, tokens_of_gib(p, 1)),
+		    thousands(b, sizeof b, tokens_of_gib(p, p->D)));
 	} else {
 		fprintf(f, "tokens: %s in %s pages of %u; under TP (--dcp-size "
 		    "1) the same bytes hold %s\n",
@@ -232,6 +244,10 @@ dcpd_memplan_json(const struct dcpd_memplan_in *in,
 	json_object_set_new(o, "tokens", json_integer((json_int_t)p->tokens));
 	json_object_set_new(o, "tokens_tp",
 	    json_integer((json_int_t)p->tokens_tp));
+	json_object_set_new(o, "tokens_per_gib",
+	    json_integer((json_int_t)tokens_of_gib(p, 1)));
+	json_object_set_new(o, "tokens_per_gib_tp",
+	    json_integer((json_int_t)tokens_of_gib(p, p->D)));
 	json_object_set_new(o, "workspace_estimated",
 	    json_boolean(p->workspace_estimated));
 	json_object_set_new(o, "misfit", p->misfit[0] == '\0' ? json_null() :

@@ -514,8 +514,9 @@ START_TEST(table_and_json_say_the_same)
 	in.kv_bytes_per_rank = 0;
 	make_plan(&in);
 	text = dcpd_memplan_text(&in, &plan, NULL);
-	ck_assert_ptr_nonnull(strstr(text, "not known; give "
-	    "--kv-bytes-per-rank"));
+	/* 2^30 / (6742.5 * 64) = 2488.2 pages; 311.0 at D = 1 */
+	ck_assert_ptr_nonnull(strstr(text, "each GiB of a rank holds 159,232; "
+	    "under TP (--dcp-size 1) 19,904; give --kv-bytes-per-rank"));
 	ck_assert_ptr_null(strstr(text, "actual"));
 	free(text);
 	dcpd_config_free(&cfg);
