@@ -329,6 +329,10 @@ cpu_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
 
 	if (rc != 0)
 		return rc;
+	if (dcpc_prims_pick() == NULL)
+		return fail(err, -EINVAL, "cpu: DCPD_CPU_ISA=%s: must be "
+		    "avx512, avx2 or portable, and one that this CPU has",
+		    getenv("DCPD_CPU_ISA"));
 	c = calloc(1, sizeof *c);
 	if (c == NULL)
 		return fail(err, -ENOMEM, "cpu: out of memory");

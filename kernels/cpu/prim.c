@@ -6,6 +6,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include "kernels/cpu/prim.h"
 
@@ -19,9 +22,11 @@ isa_usable(const struct dcpc_prims *p)
 	if (p == &dcpc_portable)
 		return true;
 #ifdef __x86_64__
+	unsigned a, b, c, d;
+
 	__builtin_cpu_init();
 	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-	    !__builtin_cpu_supports("f16c"))
+	    !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
 		return false;
 	return p == &dcpc_avx2 || (__builtin_cpu_supports("avx512f") &&
 	    __builtin_cpu_supports("avx512bw") &&
