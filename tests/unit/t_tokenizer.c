@@ -6,6 +6,7 @@
 
 #include <check.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -230,6 +231,37 @@ START_TEST(deepseek_v3_vectors)
 	time_megabyte(t, path);
 	dcpd_tokenizer_close(t);
 	remove_dir(dir);
+}
+END_TEST
+
+static void *
+encode_cases(void *arg)
+{
+	json_t *root = text_json("tests/data/tok/tok-added/golden.json"), *c;
+	size_t i;
+
+	json_array_foreach(json_object_get(root, "cases"), i, c) {
+		json_t *s = json_object_get(c, "text");
+
+		check_ids(arg, json_string_value(s), json_string_length(s), 0,
+		    json_object_get(c, "ids"));
+	}
+	json_decref(root);
+	return NULL;
+}
+
+START_TEST(threads_share_a_tokenizer)
+{
+	struct dcpd_tokenizer *t = text_tokenizer("tests/data/tok/tok-added");
+	pthread_t thread[3];
+	unsigned i;
+
+	for (i = 0; i < 3; i++)
+		ck_assert_int_eq(pthread_create(&thread[i], NULL,
+		    encode_cases, t), 0);
+	for (i = 0; i < 3; i++)
+		pthread_join(thread[i], NULL);
+	dcpd_tokenizer_close(t);
 }
 END_TEST
 
@@ -588,6 +620,7 @@ main(void)
 	tcase_add_test(tc, random_texts);
 	tcase_add_test(tc, tiny_model_prompts);
 	tcase_add_test(tc, deepseek_v3_vectors);
+	tcase_add_test(tc, threads_share_a_tokenizer);
 	tcase_add_test(tc, text_that_is_not_utf8_is_refused_with_its_place);
 	tcase_add_test(tc, decoding_marks_broken_text);
 	tcase_add_test(tc, tokens_by_content_and_id);
