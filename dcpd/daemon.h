@@ -22,6 +22,8 @@ struct dcpd_daemon {
 	enum dcpd_chat chat;
 	enum dcpd_parser parser;
 	struct dcpd_model_engine model;		/* unused by the null engine */
+	struct dcpd_engine null;		/* under --null-fail-after */
+	uint32_t null_steps;
 	bool have_engine;
 	struct dcpd_engine engine;
 	struct dcpd_textpool *pool;

@@ -254,6 +254,28 @@ dcpd_daemon_plan(struct dcpd_daemon *d, struct dcpd_err *err)
 
 /* --- engine ---------------------------------------------------------------- */
 
+/* The null engine with an end, as a device has that is lost. */
+static int
+failing_step(void *self, const struct dcpk_plan *plan, struct dcpk_result *r,
+    struct dcpd_err *err)
+{
+	struct dcpd_daemon *d = self;
+
+	if (d->null_steps++ >= d->opt.null_fail_after)
+		return dcpd_fail(err, -EIO, "null engine: step %u failed, as "
+		    "--null-fail-after %u asked", d->null_steps,
+		    d->opt.null_fail_after);
+	return d->null.step(d->null.self, plan, r, err);
+}
+
+static void
+failing_close(void *self)
+{
+	struct dcpd_daemon *d = self;
+
+	d->null.close(d->null.self);
+}
+
 static int
 start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -284,6 +306,12 @@ start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 	d->engine.world = o->tp;
 	d->engine.chunk = o->chunk;
 	d->engine.max_running = o->max_running;
+	if (o->null_fail_after > 0) {
+		d->null = d->engine;
+		d->engine.self = d;
+		d->engine.step = failing_step;
+		d->engine.close = failing_close;
+	}
 	phase_done(d, "null engine, %u pages", o->null_pages);
 	return 0;
 }

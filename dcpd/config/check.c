@@ -66,11 +66,14 @@ check_engine(const struct dcpd_options *o, struct dcpd_err *err)
 			    "a model folder, for example --model "
 			    "models/dcp-tiny");
 		if (DCPD_GIVEN(o, null_vocab) || DCPD_GIVEN(o, null_pages) ||
-		    DCPD_GIVEN(o, null_step_us))
+		    DCPD_GIVEN(o, null_step_us) ||
+		    DCPD_GIVEN(o, null_fail_after))
 			return dcpd_fail(err, -EINVAL, "--null-%s: only with "
 			    "--engine null; leave it out",
 			    DCPD_GIVEN(o, null_vocab) ? "vocab" :
-			    DCPD_GIVEN(o, null_pages) ? "pages" : "step-us");
+			    DCPD_GIVEN(o, null_pages) ? "pages" :
+			    DCPD_GIVEN(o, null_step_us) ? "step-us" :
+			    "fail-after");
 		return 0;
 	}
 	if (o->plan)

@@ -147,6 +147,9 @@ X(ACT, U32, null_pages, "null-pages", "", "4096", "1..16777216", \
   "pages of 64 tokens that the null engine pretends to have") \
 X(ACT, U32, null_step_us, "null-step-us", "", "0", "0..600000000", \
   "microseconds that a step of the null engine takes") \
+X(ACT, U32, null_fail_after, "null-fail-after", "", "0", "0..4294967295", \
+  "steps after which the null engine fails, to try what a lost device does; " \
+  "0: never") \
 GROUP("Other") \
 X(ACT, BOOL, plan, "plan", "", "false", "", \
   "print the memory plan and end; needs no GPU and no weights") \

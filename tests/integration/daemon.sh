@@ -126,6 +126,18 @@ stop 0
 [ $(($(now_ms) - t)) -lt 5000 ] || fail "--drain-timeout did not bound"
 wait $client || :
 
+# An engine that fails ends its requests with an error, and the process with 1.
+start --engine null --null-fail-after 20
+ctl generate --tokens 1 --max-tokens 1000 -j >"$work/o" 2>"$work/err" &&
+    fail "a request survived its engine"
+grep -q "null-fail-after" "$work/err" || fail "the error: $(cat "$work/err")"
+rc=0; wait "$daemon" || rc=$?
+daemon=
+[ $rc = 1 ] || fail "a failed engine ends with $rc, want 1"
+tail -n 1 "$work/log" | grep -q "error: .*step 21 failed" ||
+    fail "the last line: $(tail -n 1 "$work/log")"
+[ ! -e "$sock" ] || fail "the failed daemon's socket was left"
+
 # While a step takes 4 s, status, requests and version answer at once.
 start --engine null --null-step-us 4000000
 ctl generate --tokens 1 --max-tokens 1 -j >"$work/o" &
