@@ -41,11 +41,8 @@ done
 "$DCPCTL" --socket "$sock" generate --tokens 7 --max-tokens 100000 -j \
     >"$work/c" 2>"$work/err" &
 client=$!
-n=0
-while ctl requests -j >"$work/r"; ! grep -q '"id"' "$work/r"; do
-	n=$((n + 1)); [ $n -lt 100 ] || fail "the request is not shown"
-	sleep 0.05
-done
+until_request
+ctl requests -j >"$work/r"
 json "$work/r" 'len(o) == 1 and o[0]["prompt"] == 1'
 ctl clients -j >"$work/o"
 json "$work/o" 'any(c["pid"] == '$client' for c in o)'
@@ -96,18 +93,18 @@ assert time.time() - t < 1, "held up"
 PY
 
 # SIGTERM: what runs is finished first.
-ctl generate --tokens 1 --max-tokens 400 -j >"$work/o" &
+ctl generate --tokens 1 --max-tokens 1000 -j >"$work/o" &
 client=$!
-sleep 0.2
+until_request
 stop 0
 wait $client || fail "the drained request"
-json "$work/o" 'len(o["tokens"]) == 400'
+json "$work/o" 'len(o["tokens"]) == 1000'
 
 # A second SIGTERM does not wait for it.
 start --engine null --null-step-us 10000
 ctl generate --tokens 1 --max-tokens 100000 -j >/dev/null 2>&1 &
 client=$!
-sleep 0.3
+until_request
 kill -TERM "$daemon"
 sleep 0.3
 kill -0 "$daemon" 2>/dev/null || fail "did not drain"
@@ -120,7 +117,7 @@ wait $client && fail "the cancelled request ended well"
 start --engine null --null-step-us 10000 --drain-timeout 0.5
 ctl generate --tokens 1 --max-tokens 100000 -j >/dev/null 2>&1 &
 client=$!
-sleep 0.3
+until_request
 t=$(now_ms)
 stop 0
 [ $(($(now_ms) - t)) -lt 5000 ] || fail "--drain-timeout did not bound"
@@ -142,7 +139,7 @@ tail -n 1 "$work/log" | grep -q "error: .*step 21 failed" ||
 start --engine null --null-step-us 4000000
 ctl generate --tokens 1 --max-tokens 1 -j >"$work/o" &
 client=$!
-sleep 0.5
+until_request 'prefill|decode'
 t=$(now_ms)
 ctl status -j >"$work/st" || fail "status in a long step"
 ctl requests -j >"$work/r"

@@ -69,6 +69,17 @@ ctl() {
 	"$DCPCTL" --socket "$sock" "$@"
 }
 
+# Until a request is decoding (or whatever state is named).
+until_request() {
+	n=0
+	until ctl requests -j 2>/dev/null |
+	    grep -Eq "\"state\": \"${1:-decode}\""; do
+		n=$((n + 1))
+		[ $n -lt 300 ] || fail "no request came to be ${1:-decode}"
+		sleep 0.05
+	done
+}
+
 # json FILE PYTHON-EXPRESSION over `o`: true?
 json() {
 	python3 -c 'import json, sys
