@@ -194,6 +194,9 @@ run(struct dcpd_daemon *d, struct dcpd_err *err)
 	if (rc == 0) {
 		sig.serving = true;
 		code = EXIT_FAILURE;
+		/* A start that succeeds may have met failures it could do
+		 * without, e.g. no tokenizer.json. */
+		err->code = 0;
 		rc = serve(d, err);
 	} else if (rc == -ENOMEM) {
 		code = EXIT_FAILURE;

@@ -19,7 +19,7 @@ struct dcpd_memplan_in {
 					   CUDA the workspace is estimated */
 	uint64_t kv_bytes_per_rank;	/* 0: from the fraction */
 	double mem_fraction;		/* of device_bytes (per rank) */
-	uint64_t device_bytes;		/* of one rank's device; 0 = not known */
+	uint64_t device_bytes;		/* of one rank's device; 0: unknown */
 	uint32_t chunk, max_running, max_ctx;
 	uint32_t threads, flags;	/* as in struct dcpk_setup */
 	bool report_only;		/* what does not fit is told in `misfit`
@@ -29,7 +29,8 @@ struct dcpd_memplan_in {
 struct dcpd_memplan {
 	uint32_t world, D;
 	struct dcpk_bytes rank[DCPK_MAX_RANKS];
-	uint64_t page_bytes_rows, page_bytes_index;	/* of one rank, all layers */
+	/* of one rank, all layers */
+	uint64_t page_bytes_rows, page_bytes_index;
 	uint32_t pages;			/* without the sink */
 	uint64_t tokens;		/* pages * 64 */
 	uint64_t tokens_tp;		/* from the same bytes at dcp 1 */

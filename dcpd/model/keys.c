@@ -10,7 +10,7 @@
 
 #include "dcpd/model/keys.h"
 
-/* jansson recurses per bracket; count them first so that depth costs nothing. */
+/* jansson recurses per bracket: count them first, which costs no stack. */
 static bool
 too_deep(const char *text, size_t len)
 {

@@ -37,7 +37,7 @@ tests_unit_t_way_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 check_PROGRAMS += tests/unit/t_weights
 TESTS += tests/unit/t_weights
 tests_unit_t_weights_SOURCES = tests/unit/t_weights.c \
-	tests/unit/model_util.h tests/unit/st_util.h
+	tests/unit/checkpoint.h tests/unit/model_util.h tests/unit/st_util.h
 tests_unit_t_weights_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/unit/t_memplan

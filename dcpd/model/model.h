@@ -10,14 +10,17 @@ struct dcpd_model_config {
 	struct dcpk_model m;
 	char model_type[32];		/* "glm_moe_dsa", "deepseek_v32" */
 	char name[128];			/* last part of the folder's path */
-	uint32_t eos[8], n_eos;		/* generation_config.json goes first */
+	uint32_t eos[8], n_eos;		/* of generation_config.json first */
 	float def_temperature;		/* generation_config.json; 0 = greedy */
 	float def_top_p;		/* 1 = off */
 	int32_t def_top_k;		/* 0 = off */
-	bool tied;			/* tie_word_embeddings: lm_head is embed */
+	bool tied;			/* lm_head is embed_tokens */
 	enum dcpk_wfmt plain;		/* of what is not quantised: dtype */
-	/* quantization_config, as far as the loader needs it; see config.c */
-	char quant_method[32];		/* "", "fp8", "w4afp8", "compressed-tensors" */
+	/*
+	 * quantization_config, see quant.c: "", "fp8", "w4afp8" or
+	 * "compressed-tensors".
+	 */
+	char quant_method[32];
 	uint32_t block_n, block_k;
 	bool ue8m0;
 	void *priv;			/* compressed-tensors groups and ignores */

@@ -87,8 +87,8 @@ report_extra(const struct loader *l)
 		n++;
 	}
 	if (n > 0)
-		dcpd_log(LOG_NOTICE, "weights: %u tensors of the checkpoint "
-		    "are not used, e.g. %s", n, first);
+		dcpd_log(LOG_NOTICE, "weights: tensors of the checkpoint that "
+		    "are not used (%u): %s%s", n, first, n > 1 ? ", ..." : "");
 }
 
 /* The MTP layer of some checkpoints repeats embed and lm_head. */
@@ -124,8 +124,8 @@ find_all(struct loader *l, const char *dir)
 	if (rc != 0)
 		return rc;
 	if (l->n_missing > 0)
-		return dcpd_fail(l->err, -ENOENT, "%s: %u tensors that the "
-		    "config asks for are missing: %s%s; fetch the checkpoint "
+		return dcpd_fail(l->err, -ENOENT, "%s: tensors that the config "
+		    "asks for are missing (%u): %s%s; fetch the checkpoint "
 		    "again, or fix config.json", dir, l->n_missing,
 		    l->missing, l->n_missing > MISSING_SHOWN ? ", ..." : "");
 	use_mtp_copies(l);

@@ -422,7 +422,8 @@ START_TEST(depth_counts_brackets_outside_of_strings)
 	char key[200];
 
 	snprintf(key, sizeof key, "{\"note\": \"%s\\\"%s\"}",
-	    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", "{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{");
+	    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[",
+	    "{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{{");
 	load_ok("glm-5", key);
 	dcpd_config_free(&cfg);
 }

@@ -339,7 +339,7 @@ START_TEST(weights_of_compressed_tensors)
 }
 END_TEST
 
-/* --- refusals -------------------------------------------------------------- */
+/* --- refusals ------------------------------------------------------------- */
 
 static void
 refused(const struct dcpd_memplan_in *in, int code, const char *const says[])
@@ -469,7 +469,7 @@ START_TEST(fraction_is_of_device_memory)
 }
 END_TEST
 
-/* --- the table and the JSON ------------------------------------------------ */
+/* --- the table and the JSON ----------------------------------------------- */
 
 START_TEST(table_and_json_say_the_same)
 {
