@@ -174,8 +174,8 @@ encode_word(struct encoder *e, const char *s, size_t len)
 	int rc;
 
 	if (len > TOK_MAX_WORD)
-		return dcpd_fail(e->err, -EINVAL, "%zu bytes without a break at "
-		    "byte %zu; at most %u are taken as one word", len,
+		return dcpd_fail(e->err, -EINVAL, "%zu bytes without a break "
+		    "at byte %zu; at most %u are taken as one word", len,
 		    (size_t)(s - e->text), TOK_MAX_WORD);
 	if (e->t->ignore_merges &&
 	    (id = tok_word(e->t, s, len)) != TOK_NONE)
@@ -204,9 +204,9 @@ match_failed(struct encoder *e, const char *s, int code)
 	PCRE2_UCHAR why[128];
 
 	pcre2_get_error_message(code, why, sizeof why);
-	return dcpd_fail(e->err, -EINVAL, "the text from byte %zu on is too hard "
-	    "for the tokenizer's expression (%s)", (size_t)(s - e->text),
-	    (const char *)why);
+	return dcpd_fail(e->err, -EINVAL, "the text from byte %zu on is too "
+	    "hard for the tokenizer's expression (%s)",
+	    (size_t)(s - e->text), (const char *)why);
 }
 
 static int

@@ -45,8 +45,8 @@ struct dcpd_out {
 	bool special;
 	enum out_state state;
 	bool stopped;			/* a stop string was found */
-	bool thought;			/* reasoning has more than white space */
-	bool after_call;		/* content so far is white space after a call */
+	bool thought;			/* reasoning is more than space */
+	bool after_call;		/* no content since the last call */
 	uint32_t mark_id[N_TOKEN_MARKS];	/* or UINT32_MAX */
 	bool text_mark[N_TOKEN_MARKS];	/* no such token: look in the text */
 	bool scans;			/* any of those, or DSML */
@@ -65,7 +65,7 @@ struct dcpd_out {
 	const json_t *params;		/* its schema, or NULL */
 	bool open;			/* its name has been sent */
 	bool raw_string;		/* the value is sent as it comes */
-	unsigned types;			/* of the value, if held; see out_call.c */
+	unsigned types;			/* of a held value; see out_call.c */
 	uint32_t n_args;
 
 	uint32_t calls, reasoning_tokens;

@@ -40,7 +40,8 @@ int64_t dcpd_token_id(const struct dcpd_tokenizer *, const char *content);
 /* Bytes of one token (not NUL-terminated); special: added with special=true. */
 int dcpd_token_bytes(const struct dcpd_tokenizer *, uint32_t id,
     const char **bytes, size_t *len, bool *special);
-uint32_t dcpd_token_limit(const struct dcpd_tokenizer *);	/* highest id + 1 */
+/* Highest id + 1. */
+uint32_t dcpd_token_limit(const struct dcpd_tokenizer *);
 /* The whole of ids as UTF-8 with U+FFFD for what is broken; malloc'd. */
 char *dcpd_decode(const struct dcpd_tokenizer *, const uint32_t *ids, size_t n,
     bool skip_special, size_t *len);
@@ -76,7 +77,7 @@ enum dcpd_parser {		/* --reasoning-parser + --tool-call-parser */
 	DCPD_PARSE_GLM, DCPD_PARSE_DSV32,
 };
 
-struct dcpd_out;		/* one request's output state; one thread at a time */
+struct dcpd_out;	/* one request's output state; one thread at a time */
 
 struct dcpd_out_config {
 	enum dcpd_parser parser;
@@ -115,7 +116,9 @@ struct dcpd_job {		/* embedded in the caller's object */
 int dcpd_textpool_start(unsigned threads, struct dcpd_textpool **,
     struct dcpd_err *);
 /* Any thread. Jobs of one uid run in order of posting, but may overlap. */
-void dcpd_textpool_post(struct dcpd_textpool *, uint32_t uid, struct dcpd_job *);
-void dcpd_textpool_stop(struct dcpd_textpool *);	/* runs what is queued */
+void dcpd_textpool_post(struct dcpd_textpool *, uint32_t uid,
+    struct dcpd_job *);
+/* Runs what is queued; jobs may still post jobs meanwhile. */
+void dcpd_textpool_stop(struct dcpd_textpool *);
 
 #endif

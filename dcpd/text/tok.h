@@ -60,7 +60,7 @@ struct dcpd_tokenizer {
 	uint32_t limit, cap;
 	struct dcpd_buf arena;
 	uint32_t byte_id[256];		/* token of one byte, or NONE */
-	uint32_t *words;		/* hash of plain tokens by their bytes */
+	uint32_t *words;		/* hash of plain tokens by bytes */
 	uint32_t words_mask;
 	struct tok_merge *merges;
 	uint32_t merges_mask;
@@ -72,7 +72,7 @@ struct dcpd_tokenizer {
 	/* HF looks for them in two passes: [1] those marked "normalized". */
 	struct tok_trie trie[2];
 	pcre2_code *word_char;		/* for single_word, or NULL */
-	char *chat_template;		/* the folder's, as text; NULL if none */
+	char *chat_template;		/* the folder's text, or NULL */
 };
 
 /*

@@ -211,8 +211,8 @@ read_vocab(struct dcpd_tokenizer *t, json_t *vocab, struct dcpd_err *err)
 			return dcpd_fail(err, -EINVAL, "model.vocab: \"%.80s\" "
 			    "has no id from 0 to %u", key, TOK_MAX_ID - 1);
 		if (len > TOK_MAX_TOKEN)
-			return dcpd_fail(err, -EINVAL, "model.vocab: token %lld "
-			    "is longer than %u bytes", (long long)id,
+			return dcpd_fail(err, -EINVAL, "model.vocab: token "
+			    "%lld is longer than %u bytes", (long long)id,
 			    TOK_MAX_TOKEN);
 		if ((uint32_t)id < t->limit && t->tok[id].used)
 			return dcpd_fail(err, -EINVAL, "model.vocab: \"%.80s\" "

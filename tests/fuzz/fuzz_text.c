@@ -275,8 +275,8 @@ some_text(struct input *in)
 {
 	static const char *const s[] = { "hi", "", " a ", "<|user|>",
 		"x</think>y", "<think>", "\u20ac\n", "{\"a\": 1.5}", "{}",
-		"{\"", "\uff5cDSML\uff5c", "system", "user", "assistant", "tool",
-		"developer", "text", "f", "none", "high" };
+		"{\"", "\uff5cDSML\uff5c", "system", "user", "assistant",
+		"tool", "developer", "text", "f", "none", "high" };
 
 	return json_string(s[next(in) % (sizeof s / sizeof *s)]);
 }
@@ -390,8 +390,8 @@ static size_t
 generate(unsigned char *p, size_t cap)
 {
 	static const char *const bit[] = { "the ", "\u20ac", "<|user|>", "  ",
-		"\r\n", "\U0001f44d\U0001f3fd", "\u65e5\u672c", "<think>", "'s ",
-		"123", "\u180e", "e\u0301" };
+		"\r\n", "\U0001f44d\U0001f3fd", "\u65e5\u672c", "<think>",
+		"'s ", "123", "\u180e", "e\u0301" };
 	size_t n = 2 + rnd((uint32_t)cap - 32), i, len;
 	bool text = rnd(2);
 

@@ -1,4 +1,4 @@
-/* Chat templates: the prompt is what the model's own template would write. */
+/* Chat formats: the prompt is what a model's template would write. */
 #include "config.h"
 
 #include <check.h>
@@ -122,8 +122,8 @@ check_golden(const json_t *root, const json_t *c, int form)
 	json_decref(msgs);
 }
 
-/* Written by the models' own templates: see tools/make_chat_golden.py. */
-START_TEST(golden_prompts_of_the_models_templates)
+/* Written by templates in jinja: see doc/text.md for whose. */
+START_TEST(golden_prompts_of_jinja_templates)
 {
 	json_t *root = text_json("tests/data/chat/golden.json"), *c;
 	json_t *cases = json_object_get(root, "cases");
@@ -443,7 +443,7 @@ main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_loop_test(tc, eval_prompts_byte_for_byte, 0,
 	    sizeof eval_file / sizeof *eval_file);
-	tcase_add_loop_test(tc, golden_prompts_of_the_models_templates, 0, 2);
+	tcase_add_loop_test(tc, golden_prompts_of_jinja_templates, 0, 2);
 	tcase_add_test(tc, bad_messages_are_refused_by_place);
 	tcase_add_test(tc, bad_options_are_refused_by_name);
 	tcase_add_test(tc, deepseek_refuses_what_its_format_cannot_say);

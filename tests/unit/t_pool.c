@@ -58,11 +58,13 @@ START_TEST(uids_take_turns)
 	pthread_mutex_lock(&gate);
 	dcpd_textpool_post(pool, 9, &first);
 	for (i = 0; i < 6; i++) {
-		a[i] = (struct item){ .job.run = note, .mark = (char)('a' + i) };
+		a[i].job.run = note;
+		a[i].mark = (char)('a' + i);
 		dcpd_textpool_post(pool, 1, &a[i].job);
 	}
 	for (i = 0; i < 2; i++) {
-		b[i] = (struct item){ .job.run = note, .mark = (char)('A' + i) };
+		b[i].job.run = note;
+		b[i].mark = (char)('A' + i);
 		dcpd_textpool_post(pool, 2, &b[i].job);
 	}
 	c[0] = (struct item){ .job.run = note, .mark = '1' };

@@ -396,8 +396,9 @@ END_TEST
 /* Runs without a break must neither take long nor overflow a stack. */
 START_TEST(long_runs)
 {
-	static const char *const unit[] = { "a", " ", "\n", " \n", "1", "\u00e9",
-		"'", "\t x", "\u3000", "<", "<|user", "!a", "ab cd, 12\n" };
+	static const char *const unit[] = { "a", " ", "\n", " \n", "1",
+		"\u00e9", "'", "\t x", "\u3000",
+		"<", "<|user", "!a", "ab cd, 12\n" };
 	const size_t size = 1000000;
 	struct dcpd_tokenizer *t = text_tokenizer(_i == 0 ?
 	    "tests/data/tok/tok-glm" : "tests/data/tok/tok-ds");
