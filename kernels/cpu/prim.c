@@ -373,8 +373,10 @@ dcpc_merge(float *o, float *lse, const float *const *po,
 size_t
 dcpc_attend_tmp(uint32_t heads, uint32_t c, uint32_t r)
 {
-	/* See attend() in prim_body.h: keys, probabilities, three sums. */
-	return 64 * (((size_t)c + r + 15) / 16 * 16) + (size_t)heads * 67;
+	/* As attend() in prim_body.h lays out: keys; per head probabilities,
+	 * maximum, sum, factor. */
+	return DCPC_ATTEND_KEYS * (((size_t)c + r + 15) / 16 * 16) +
+	    (size_t)heads * (DCPC_ATTEND_KEYS + 3);
 }
 
 /* --- router ------------------------------------------------------------ */

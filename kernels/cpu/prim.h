@@ -82,6 +82,7 @@ extern const struct dcpc_prims dcpc_portable, dcpc_avx2, dcpc_avx512;
  */
 const struct dcpc_prims *dcpc_prims_pick(void);
 
+#define DCPC_ATTEND_KEYS 64u	/* attend() dequantises so many at a time */
 size_t dcpc_attend_tmp(uint32_t heads, uint32_t c, uint32_t r);	/* floats */
 
 /* --- scalar pieces (prim.c) -------------------------------------------- */

@@ -230,7 +230,7 @@ bcast_tile(vf acc[8][8], const float *a, size_t lda, const float *b,
 
 /* --- attend ------------------------------------------------------------ */
 
-#define ATTEND_KEYS 64u		/* keys dequantised at a time */
+#define ATTEND_KEYS DCPC_ATTEND_KEYS
 
 static void
 unpack_row(float *dst, enum dcpk_kv fmt, const void *src, uint32_t c,
