@@ -1,0 +1,31 @@
+#!/bin/sh
+# Build the CUDA kernels and their test programs, one file at a time:
+#   kernels/cuda/build.sh OUTDIR
+# leaves libdcpg.so, kernel_test and kernel_bench there. NVCC names the compiler.
+set -e
+cd "$(dirname "$0")/../.."
+out=${1:?usage: kernels/cuda/build.sh OUTDIR}
+nvcc=${NVCC:-nvcc}
+flags="-std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I.
+	-Xcompiler -Wall,-fPIC -lineinfo"
+mkdir -p "$out"
+
+build() {	# SOURCE: compiled when it or a header is newer than its object
+	obj=$out/$(basename "$1" .cu).o
+	if [ -f "$obj" ] && [ -z "$(find kernels tests/gpu -newer "$obj" \
+	    \( -name '*.h' -o -name '*.cuh' -o -path "$1" \))" ]; then
+		return
+	fi
+	$nvcc $flags -c "$1" -o "$obj"
+}
+
+objs=
+for f in kernels/cuda/*.cu; do
+	build "$f"
+	objs="$objs $out/$(basename "$f" .cu).o"
+done
+build tests/gpu/kernel_test.cu
+build tests/gpu/kernel_bench.cu
+$nvcc $flags -shared $objs -o "$out/libdcpg.so"
+$nvcc $flags "$out/kernel_test.o" $objs -o "$out/kernel_test"
+$nvcc $flags "$out/kernel_bench.o" $objs -o "$out/kernel_bench"

@@ -1,0 +1,149 @@
+/*
+ * The CUDA kernels as plain C calls: what each computes, in which shapes and
+ * units. No state of its own; every call only enqueues work on a stream, may
+ * be captured in a graph, and may be made from any thread whose current device
+ * owns the pointers. Pointers are device memory unless a line says otherwise.
+ *
+ * Calls return 0 or -errno: -EINVAL for a shape that the kernels do not have
+ * (the caller was told the rule by dcpk_setup), -EIO for an error of CUDA,
+ * whose text is cudaGetLastError()'s.
+ */
+#ifndef DCPG_H
+#define DCPG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DCPG_LATENT 512u	/* kv_lora_rank: what a row's value is */
+#define DCPG_ROPE 64u
+#define DCPG_QDIM (DCPG_LATENT + DCPG_ROPE)
+
+/* Once per device, before the first launch or capture on it. */
+int dcpg_init(void);
+
+/* --- sparse decode attention (attend.cu) -------------------------------- */
+
+/*
+ * For every query row i and head h, over the keys j < count[i]:
+ *   s_j = scale * q[i][h] . row[list[i][j]],  p = softmax(s)
+ *   out[i][h] = sum_j p_j * row[list[i][j]][0..511]
+ *   lse[i][h] = ln sum_j exp(s_j)
+ * No key: out 0, lse -inf. Lists hold local pool rows, each valid; what stands
+ * behind count[i] is never read as a row.
+ */
+struct dcpg_attend {
+	const void *q;		/* [rows][heads][576] bf16: latent, then rope */
+	const void *pool;	/* [pool rows][656] FP8 or [1152] BF16 */
+	const uint32_t *list;	/* [rows][list_stride] local pool rows */
+	const uint32_t *count;	/* [rows], each <= max_count */
+	void *out;		/* [rows][heads][512] bf16, or f32 (out_f32) */
+	float *lse;		/* [rows][heads] natural log */
+	uint32_t rows, heads;	/* heads: 8, 16, 32, 64, 128 */
+	uint32_t list_stride, max_count;
+	enum dcpk_kv kv;	/* DCPK_KV_FP8 or DCPK_KV_BF16 */
+	bool out_f32;
+	float scale;
+	/* 0: chosen. Tests and the benchmark force them. */
+	uint32_t shape;		/* 1 + index of a compiled shape */
+	uint32_t splits;	/* 1, 2, 4, 8, 16: blocks that share a list */
+};
+
+int dcpg_attend(const struct dcpg_attend *, void *stream);
+
+struct dcpg_attend_shape {
+	uint32_t heads;		/* of one block */
+	uint32_t groups;	/* its computing warpgroups */
+	int fit[5];		/* clusters of 1, 2 .. 16 blocks that run at
+				   once on this device; 0: splits refused */
+};
+
+/* The ith compiled shape of a format; false: there is none. */
+bool dcpg_attend_shape(enum dcpk_kv, uint32_t i, struct dcpg_attend_shape *);
+
+/* --- indexer: scores (index.cu) ------------------------------------------ */
+
+#define DCPG_BINS 2048u		/* of the first digit: 11 bits */
+
+/*
+ * Index queries to fp8, a power of two or any scale per 128 values:
+ *   s = max(max|x|, 1e-4) / 448, x = q, or q times the orthonormal Hadamard
+ *   matrix of 128; q8 = e4m3(x / s), w_out = w * s * scale.
+ */
+struct dcpg_index_quant {
+	const void *q;		/* [rows][heads][128] bf16, rotated (RoPE) */
+	const float *w;		/* [rows][heads] weights_proj's output */
+	uint8_t *q8;		/* [rows][heads][128] e4m3 */
+	float *w_out;		/* [rows][heads] */
+	uint32_t rows, heads;
+	float scale;		/* heads^-0.5 * 128^-0.5 */
+	bool hadamard, pow2;
+};
+
+int dcpg_index_quant(const struct dcpg_index_quant *, void *stream);
+
+/*
+ * score[i][j] = kscale[r] * sum_h w[i][h] * max(0, q8[i][h] . keys[r]) for
+ * the local keys j < len[i] of query row i; r = table[i][j / P] * P + j % P
+ * is key j's pool row. Where hist is not NULL, counts of dcpg_digit(score)
+ * are added to hist[i], which the caller has zeroed.
+ */
+struct dcpg_index_score {
+	const uint8_t *q8;	/* [rows][heads][128] e4m3 */
+	const float *w;		/* [rows][heads] */
+	const uint8_t *keys;	/* [pool rows][128] e4m3 */
+	const float *kscale;	/* [pool rows] */
+	const uint32_t *table;	/* page ids; row i's begin at table_at[i] */
+	const uint32_t *table_at, *len;	/* [rows] */
+	float *score;		/* [rows][stride] */
+	uint32_t *hist;		/* [rows][DCPG_BINS] or NULL */
+	uint32_t rows, heads;	/* heads: 8, 16, 32, 64 */
+	uint32_t stride, max_len;
+	uint32_t page_rows;	/* P = 64 / D */
+};
+
+int dcpg_index_score(const struct dcpg_index_score *, void *stream);
+
+/* --- indexer: selection (select.cu) -------------------------------------- */
+
+/*
+ * The rows of the k best scores, by (score desc, position asc); -0 equals +0,
+ * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
+ * list is ascending in j and holds pool rows. D = 1: hist is this rank's own;
+ * D > 1: hist is the sum over ranks and `others` brings their candidates.
+ */
+struct dcpg_select {
+	const float *score;	/* [rows][stride] */
+	const uint32_t *hist;	/* [rows][DCPG_BINS], over all ranks */
+	const uint32_t *table, *table_at, *len;	/* as for the scores */
+	uint32_t *list;		/* [rows][list_stride] */
+	uint32_t *count;	/* [rows] */
+	uint32_t rows, stride, max_len, list_stride, page_rows;
+	uint32_t k, rank, ranks;
+	/* D > 1: [ranks][rows][cap] candidates and [ranks][rows] counts, as
+	 * dcpg_select_offer wrote them on each rank; a count above cap sets
+	 * *overflow and the row's list is not to be used. */
+	const uint64_t *offers;
+	const uint32_t *offered;
+	uint32_t cap;
+	uint32_t *overflow;
+};
+
+int dcpg_select(const struct dcpg_select *, void *stream);
+
+/* Of one rank: the composite keys of its scores in the boundary bin, in any
+ * order, to offers[rank], their number to offered[rank] (zeroed before). None
+ * when the bin holds just what is still needed. */
+int dcpg_select_offer(const struct dcpg_select *, uint64_t *offers,
+    uint32_t *offered, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,17 @@
+/*
+ * What must happen on a device before its first launch.
+ */
+#include "kernels/cuda/dcpg.h"
+
+namespace dcpg {
+int attend_init(void);
+int select_init(void);
+}
+
+extern "C" int
+dcpg_init(void)
+{
+	int rc = dcpg::attend_init();
+
+	return rc != 0 ? rc : dcpg::select_init();
+}

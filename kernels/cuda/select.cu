@@ -1,0 +1,448 @@
+/*
+ * Selection of the k best scores of every query row: the threshold by sums of
+ * histograms, then the winners compacted to a list of pool rows. dcpg.h says
+ * what is computed; digit.cuh orders the scores.
+ *
+ * A cluster of 1..8 blocks owns one query row, each block a run of its keys,
+ * which it keeps in shared memory when it fits. The score kernel's histogram
+ * names the bin of the k-th best. Keys of that bin are narrowed down by their
+ * composite key, 11 bits a round over the interval that is left: rounds rarely
+ * exceed two, and ties, which the position decides, only add rounds. Counts of
+ * a round are added in every block's shared memory, so all blocks take the
+ * same branches.
+ *
+ * Shared memory: scores 64 KB, boundary keys 32 KB, two histograms 16 KB. Bytes
+ * that must move: 4 per score, 8 KB of histogram, 4 per winner.
+ */
+#include <cuda_runtime.h>
+#include <errno.h>
+
+#include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/digit.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace dcpg {
+namespace {
+
+constexpr uint32_t THREADS = 512, WARPS = THREADS / 32;
+constexpr uint32_t CACHE = 16384;	/* scores kept in shared memory */
+constexpr uint32_t KEPT = 4096;		/* boundary keys kept there */
+
+struct Scan {
+	uint32_t warp[WARPS];
+	uint32_t bin, need, in_bin;	/* what find_bin found */
+};
+
+struct Shared {
+	float score[CACHE];
+	uint64_t edge[KEPT];
+	uint32_t hist[2][DCPG_BINS];
+	uint32_t edges;			/* found, maybe more than KEPT */
+	uint32_t total[8];		/* winners of every block */
+	Scan scan;
+};
+
+/* The boundary: keys of digits above bin win, those of bin win from `from` on.
+ * need of the bin's in_bin keys win. */
+struct Edge {
+	uint32_t bin, need, in_bin;
+	uint64_t from;
+};
+
+__device__ inline void
+cluster_sync(uint32_t blocks)
+{
+	if (blocks == 1) {
+		__syncthreads();
+		return;
+	}
+	asm volatile("barrier.cluster.arrive.release.aligned;\n"
+	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Inclusive sum over the block's threads, in thread order. */
+__device__ inline uint32_t
+block_sum(uint32_t x, uint32_t *warp)
+{
+	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32, before = 0;
+
+#pragma unroll
+	for (int k = 1; k < 32; k *= 2) {
+		uint32_t y = __shfl_up_sync(~0u, x, k);
+
+		x += lane >= k ? y : 0;
+	}
+	if (lane == 31)
+		warp[w] = x;
+	__syncthreads();
+#pragma unroll
+	for (uint32_t i = 0; i < WARPS; i++)
+		before += i < w ? warp[i] : 0;
+	__syncthreads();
+	return x + before;
+}
+
+/*
+ * The bin where the counts, summed from the highest bin down, reach need; how
+ * many of it are needed and how many it holds. False if all bins hold fewer.
+ */
+__device__ inline bool
+find_bin(Scan &s, const uint32_t *hist, uint32_t need)
+{
+	uint32_t first = DCPG_BINS - 4 - 4 * threadIdx.x;	/* of my four */
+	uint4 x = *(const uint4 *)(hist + first);
+	uint32_t n[4] = { x.w, x.z, x.y, x.x }, mine = x.x + x.y + x.z + x.w;
+	uint32_t sum;
+
+	if (threadIdx.x == 0)
+		s.in_bin = 0;
+	sum = block_sum(mine, s.warp);
+	if (sum >= need && sum - mine < need) {
+		uint32_t above = sum - mine;
+
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			if (above < need && above + n[i] >= need) {
+				s.bin = first + 3 - i;
+				s.need = need - above;
+				s.in_bin = n[i];
+			}
+			above += n[i];
+		}
+	}
+	__syncthreads();
+	return s.in_bin != 0;
+}
+
+/* The boundary as far as the first digit tells. Everything wins: bin 0. */
+__device__ inline Edge
+first_edge(Scan &s, const uint32_t *hist, uint32_t k)
+{
+	Edge e = { 0, 0, 0, 0 };
+
+	if (find_bin(s, hist, k)) {
+		e.bin = s.bin;
+		e.need = s.need;
+		e.in_bin = s.in_bin;
+	}
+	return e;
+}
+
+/* The keys that a block owns, and where their scores are. */
+struct Run {
+	uint32_t first, n;
+	const float *score;	/* [n] */
+};
+
+/* Own run to shared memory if it fits; its boundary keys to s.edge. */
+__device__ inline void
+collect(Shared &s, const struct dcpg_select &g, Run &run, const Edge &e,
+    bool edges)
+{
+	bool keep = run.n <= CACHE;
+	uint32_t n4 = run.n / 4;
+
+	for (uint32_t i = threadIdx.x; i < n4 + 1; i += THREADS) {
+		float x[4];
+		uint32_t m = i < n4 ? 4 : run.n % 4;
+
+		if (m == 4) {
+			float4 v = *(const float4 *)(run.score + 4 * i);
+
+			x[0] = v.x;
+			x[1] = v.y;
+			x[2] = v.z;
+			x[3] = v.w;
+			if (keep)
+				*(float4 *)(s.score + 4 * i) = v;
+		}
+		for (uint32_t u = 0; u < m; u++) {
+			uint32_t j = run.first + 4 * i + u, at;
+
+			if (m < 4) {
+				x[u] = run.score[4 * i + u];
+				if (keep)
+					s.score[4 * i + u] = x[u];
+			}
+			if (!edges || score_digit(x[u]) != e.bin)
+				continue;
+			at = atomicAdd(&s.edges, 1);
+			if (at < KEPT)
+				s.edge[at] = composite(score_key(x[u]),
+				    j * g.ranks + g.rank);
+		}
+	}
+	__syncthreads();
+	if (keep)
+		run.score = s.score;
+}
+
+/* Count a boundary key, in every block of the cluster, if it lies in
+ * [lo, hi]. */
+__device__ inline void
+count_key(uint64_t c, uint64_t lo, uint64_t hi, uint32_t shift, uint32_t hist,
+    uint32_t blocks)
+{
+	uint32_t at;
+
+	if (c < lo || c > hi)
+		return;
+	at = hist + (uint32_t)((c - lo) >> shift) * 4;
+	for (uint32_t r = 0; r < blocks; r++)
+		asm volatile("red.relaxed.cluster.shared::cluster.add.u32 "
+		    "[%0], 1;" :: "r"(cluster_map(at, r)) : "memory");
+}
+
+/* Count this block's part of the boundary keys: its own, or of all ranks'. */
+__device__ inline void
+count_keys(Shared &s, const struct dcpg_select &g, const Run &run,
+    const Edge &e, uint64_t lo, uint64_t hi, uint32_t shift, uint32_t *hist)
+{
+	uint32_t h = smem_addr(hist), blocks = gridDim.x, row = blockIdx.y;
+
+	if (g.ranks > 1) {
+		for (uint32_t r = 0; r < g.ranks; r++) {
+			size_t at = (size_t)r * g.rows + row;
+			uint32_t n = g.offered[at];
+
+			for (uint32_t i = blockIdx.x * THREADS + threadIdx.x;
+			    i < n; i += blocks * THREADS)
+				count_key(g.offers[at * g.cap + i], lo, hi,
+				    shift, h, blocks);
+		}
+	} else if (s.edges <= KEPT) {
+		for (uint32_t i = threadIdx.x; i < s.edges; i += THREADS)
+			count_key(s.edge[i], lo, hi, shift, h, blocks);
+	} else {
+		for (uint32_t i = threadIdx.x; i < run.n; i += THREADS)
+			if (score_digit(run.score[i]) == e.bin)
+				count_key(composite(score_key(run.score[i]),
+				    run.first + i), lo, hi, shift, h, blocks);
+	}
+}
+
+/* Find where in the boundary bin the winners begin. */
+__device__ inline void
+narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e)
+{
+	uint32_t lo32, hi32, need = e.need;
+	uint64_t lo, hi;
+
+	digit_range(e.bin, &lo32, &hi32);
+	lo = (uint64_t)lo32 << 32;
+	hi = (uint64_t)hi32 << 32 | ~0u;
+	for (uint32_t round = 0;; round++) {
+		uint32_t *hist = s.hist[round % 2];
+		uint32_t bits = 64 - __clzll((long long)(hi - lo));
+		uint32_t shift = bits > 11 ? bits - 11 : 0;
+
+		count_keys(s, g, run, e, lo, hi, shift, hist);
+		cluster_sync(gridDim.x);
+		find_bin(s.scan, hist, need);
+		need = s.scan.need;
+		lo += (uint64_t)s.scan.bin << shift;
+		if (hi - lo >= 1ull << shift)
+			hi = lo + ((1ull << shift) - 1);
+		if (need == s.scan.in_bin || shift == 0)
+			break;
+		/* Next used in two rounds, after a barrier. */
+		for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
+			hist[i] = 0;
+		__syncthreads();
+	}
+	e.from = lo;
+}
+
+/* Write the winners of the run behind those of the blocks before it. */
+__device__ inline void
+emit(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
+{
+	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32, row = blockIdx.y;
+	uint32_t per = (run.n + THREADS - 1) / THREADS * 32, n = 0, at;
+	uint32_t first = min(run.n, w * per), end = min(run.n, first + per);
+	const uint32_t *table = g.table + g.table_at[row];
+
+	auto wins = [&](uint32_t i) {
+		float x;
+		uint32_t d;
+
+		if (i >= end)
+			return false;
+		x = run.score[i];
+		d = score_digit(x);
+		return d > e.bin || (d == e.bin && composite(score_key(x),
+		    (run.first + i) * g.ranks + g.rank) >= e.from);
+	};
+
+	for (uint32_t i = first + lane; i - lane < end; i += 32)
+		n += __popc(__ballot_sync(~0u, wins(i)));
+	at = block_sum(lane == 31 ? n : 0, s.scan.warp);
+	if (threadIdx.x == THREADS - 1)
+		for (uint32_t r = 0; r < gridDim.x; r++)
+			asm volatile("st.shared::cluster.u32 [%0], %1;" ::
+			    "r"(cluster_map(smem_addr(&s.total[blockIdx.x]),
+			    r)), "r"(at) : "memory");
+	cluster_sync(gridDim.x);
+	at = __shfl_sync(~0u, at, 31) - n;
+	for (uint32_t r = 0; r < blockIdx.x; r++)
+		at += s.total[r];
+	for (uint32_t i = first + lane; i - lane < end; i += 32) {
+		bool win = wins(i);
+		uint32_t mask = __ballot_sync(~0u, win), j = run.first + i;
+
+		if (win)
+			g.list[(size_t)row * g.list_stride + at +
+			    __popc(mask & ((1u << lane) - 1))] =
+			    table[j / g.page_rows] * g.page_rows +
+			    j % g.page_rows;
+		at += __popc(mask);
+	}
+	if (blockIdx.x == 0 && threadIdx.x == 0) {
+		uint32_t all = 0;
+
+		for (uint32_t r = 0; r < gridDim.x; r++)
+			all += s.total[r];
+		g.count[row] = all;
+	}
+}
+
+/* Some rank had more boundary keys than an offer holds. */
+__device__ inline bool
+overflowed(const struct dcpg_select &g)
+{
+	bool bad = false;
+
+	for (uint32_t r = 0; g.ranks > 1 && r < g.ranks; r++)
+		bad |= g.offered[(size_t)r * g.rows + blockIdx.y] > g.cap;
+	if (bad && threadIdx.x == 0 && blockIdx.x == 0) {
+		*g.overflow = 1;
+		g.count[blockIdx.y] = 0;
+	}
+	return bad;
+}
+
+/* grid: (blocks of a cluster, rows). */
+__global__ void __launch_bounds__(THREADS, 1)
+select_kernel(const struct dcpg_select g)
+{
+	extern __shared__ __align__(16) uint8_t mem[];
+	Shared &s = *(Shared *)mem;
+	uint32_t row = blockIdx.y, len, per;
+	Edge e;
+	Run run;
+
+	for (uint32_t i = threadIdx.x; i < 2 * DCPG_BINS; i += THREADS)
+		s.hist[0][i] = 0;
+	if (threadIdx.x == 0)
+		s.edges = 0;
+	launch_wait();
+	launch_next();
+	len = g.len[row];
+	per = ((len + gridDim.x - 1) / gridDim.x + 3) & ~3u;
+	run.first = min(len, blockIdx.x * per);
+	run.n = min(len, run.first + per) - run.first;
+	run.score = g.score + (size_t)row * g.stride + run.first;
+	if (overflowed(g))
+		return;
+	e = first_edge(s.scan, g.hist + (size_t)row * DCPG_BINS, g.k);
+	collect(s, g, run, e, g.ranks == 1 && e.need < e.in_bin);
+	cluster_sync(gridDim.x);	/* all histograms are clear */
+	if (e.need < e.in_bin)
+		narrow(s, g, run, e);
+	emit(s, g, run, e);
+	cluster_sync(gridDim.x);	/* nobody leaves while others add */
+}
+
+/* grid: (runs, rows). */
+__global__ void __launch_bounds__(THREADS, 2)
+offer_kernel(const struct dcpg_select g, uint64_t *offers, uint32_t *offered)
+{
+	__shared__ Scan s;
+	uint32_t row = blockIdx.y, len = g.len[row];
+	size_t slot = (size_t)g.rank * g.rows + row;
+	Edge e = first_edge(s, g.hist + (size_t)row * DCPG_BINS, g.k);
+
+	if (e.need == e.in_bin)
+		return;
+	for (uint32_t j = blockIdx.x * THREADS + threadIdx.x; j < len;
+	    j += gridDim.x * THREADS) {
+		float x = g.score[(size_t)row * g.stride + j];
+		uint32_t at;
+
+		if (score_digit(x) != e.bin)
+			continue;
+		at = atomicAdd(&offered[slot], 1);
+		if (at < g.cap)
+			offers[slot * g.cap + at] = composite(score_key(x),
+			    j * g.ranks + g.rank);
+	}
+}
+
+bool
+valid(const struct dcpg_select *a)
+{
+	return a->rows > 0 && a->rows <= 65535 && a->k > 0 &&
+	    a->k <= a->list_stride && a->max_len > 0 &&
+	    a->max_len <= a->stride && a->stride % 4 == 0 &&
+	    a->page_rows > 0 && 64 % a->page_rows == 0 && a->ranks > 0 &&
+	    a->rank < a->ranks;
+}
+
+}	/* namespace */
+
+int
+select_init(void)
+{
+	return cudaFuncSetAttribute(select_kernel,
+	    cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)) ==
+	    cudaSuccess ? 0 : -EIO;
+}
+
+}	/* namespace dcpg */
+
+using namespace dcpg;
+
+extern "C" int
+dcpg_select(const struct dcpg_select *a, void *stream)
+{
+	cudaLaunchAttribute at[2];
+	cudaLaunchConfig_t cfg = {};
+	uint32_t blocks = 8;
+
+	if (!valid(a) || (a->ranks > 1 && (a->offers == NULL ||
+	    a->offered == NULL || a->overflow == NULL)))
+		return -EINVAL;
+	/* One wave where possible; no block with less than 2048 keys. */
+	while (blocks > 1 && (a->rows * blocks > 120 ||
+	    a->max_len < blocks * 2048))
+		blocks /= 2;
+	at[0].id = cudaLaunchAttributeClusterDimension;
+	at[0].val.clusterDim.x = blocks;
+	at[0].val.clusterDim.y = 1;
+	at[0].val.clusterDim.z = 1;
+	at[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	at[1].val.programmaticStreamSerializationAllowed = 1;
+	cfg.gridDim = dim3(blocks, a->rows);
+	cfg.blockDim = dim3(THREADS);
+	cfg.dynamicSmemBytes = sizeof(Shared);
+	cfg.stream = (cudaStream_t)stream;
+	cfg.attrs = at;
+	cfg.numAttrs = 2;
+	return cudaLaunchKernelEx(&cfg, select_kernel, *a) == cudaSuccess ?
+	    0 : -EIO;
+}
+
+extern "C" int
+dcpg_select_offer(const struct dcpg_select *a, uint64_t *offers,
+    uint32_t *offered, void *stream)
+{
+	uint32_t runs;
+
+	if (!valid(a))
+		return -EINVAL;
+	runs = (a->max_len + 4 * THREADS - 1) / (4 * THREADS);
+	runs = runs > 64 ? 64 : runs;
+	offer_kernel<<<dim3(runs, a->rows), THREADS, 0,
+	    (cudaStream_t)stream>>>(*a, offers, offered);
+	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+}

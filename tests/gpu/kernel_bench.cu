@@ -1,0 +1,352 @@
+/*
+ * How fast are the CUDA kernels? Medians of graph replays. Every launch of a
+ * graph has its own key lists into a pool much larger than the L2, so rows come
+ * from memory as they do in a decode step; q and outputs stay in the L2.
+ *
+ * kernel_bench [attend|index|sweep]: beside each median stand the floor (the
+ * larger of bytes over measured bandwidth and flops over measured rate) and,
+ * where one was measured on the same chip, the anchor. `sweep` prints every
+ * shape and split, the numbers behind the choice in attend.cu.
+ */
+#include "kernels/cuda/dcpg.h"
+#include "tests/gpu/gpu_test.h"
+
+#include <algorithm>
+#include <functional>
+
+static const double HBM = 4.6e12, BF16_RATE = 788e12;
+
+__global__ static void
+fill_kernel(uint32_t *p, size_t n, uint32_t salt)
+{
+	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+
+	for (; i < n; i += (size_t)gridDim.x * blockDim.x) {
+		uint32_t x = (uint32_t)i * 2654435761u ^ salt;
+
+		x ^= x >> 16;
+		x *= 0x7feb352d;
+		x ^= x >> 15;
+		x *= 0x846ca68b;
+		x ^= x >> 16;
+		p[i] = x;
+	}
+}
+
+/* Plausible packed rows: random e4m3 (no NaN), scales near 1/448, rope. */
+__global__ static void
+tame_rows(uint8_t *pool, size_t rows, bool bf16)
+{
+	size_t r = blockIdx.x;
+
+	for (; r < rows; r += gridDim.x) {
+		uint8_t *p = pool + r * (bf16 ? 1152 : 656);
+		uint16_t *b = (uint16_t *)(bf16 ? p : p + 528);
+
+		for (int i = threadIdx.x; !bf16 && i < 512; i += blockDim.x)
+			p[i] = (p[i] & 0x7f) == 0x7f ? 0x38 : p[i];
+		if (!bf16 && threadIdx.x < 4)
+			((float *)(p + 512))[threadIdx.x] =
+			    (1 + (p[threadIdx.x] & 7)) / 448.0f / 64;
+		for (int i = threadIdx.x; i < (bf16 ? 576 : 64);
+		    i += blockDim.x)
+			b[i] = (b[i] & 0x81ff) | 0x3e00;
+	}
+}
+
+__global__ static void
+tame_keys(uint8_t *keys, size_t n)
+{
+	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+
+	for (; i < n; i += (size_t)gridDim.x * blockDim.x)
+		if ((keys[i] & 0x7f) == 0x7f)
+			keys[i] = 0x30;
+}
+
+/* Median over replays of one graph, us per launch. */
+static double
+replay(int launches, const std::function<void(int, cudaStream_t)> &one)
+{
+	cudaStream_t s;
+	cudaGraph_t graph;
+	cudaGraphExec_t exec;
+	cudaEvent_t a, b;
+	std::vector<float> t;
+
+	CHECK(cudaStreamCreate(&s));
+	CHECK(cudaEventCreate(&a));
+	CHECK(cudaEventCreate(&b));
+	CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+	for (int i = 0; i < launches; i++)
+		one(i, s);
+	CHECK(cudaStreamEndCapture(s, &graph));
+	CHECK(cudaGraphInstantiate(&exec, graph, 0));
+	for (int i = 0; i < 15; i++) {
+		float ms;
+
+		CHECK(cudaEventRecord(a, s));
+		CHECK(cudaGraphLaunch(exec, s));
+		CHECK(cudaEventRecord(b, s));
+		CHECK(cudaStreamSynchronize(s));
+		CHECK(cudaEventElapsedTime(&ms, a, b));
+		if (i >= 4)
+			t.push_back(ms * 1000 / launches);
+	}
+	std::sort(t.begin(), t.end());
+	CHECK(cudaGraphExecDestroy(exec));
+	CHECK(cudaGraphDestroy(graph));
+	CHECK(cudaEventDestroy(a));
+	CHECK(cudaEventDestroy(b));
+	CHECK(cudaStreamDestroy(s));
+	return t[t.size() / 2];
+}
+
+/* --- attention ----------------------------------------------------------- */
+
+struct Bed {
+	uint32_t pool_rows = 3000000;
+	bool bf16;
+	Buf<uint8_t> pool;
+	Buf<uint16_t> q, out;
+	Buf<float> lse;
+	Buf<uint32_t> list, count;
+
+	explicit Bed(bool bf) : bf16(bf),
+	    pool((size_t)pool_rows * (bf ? 1152 : 656)),
+	    q((size_t)128 * 128 * 576), out((size_t)128 * 128 * 512),
+	    lse(128 * 128), list((size_t)512 * 2048 * 128), count(128)
+	{
+		Rng g(7);
+		std::vector<uint16_t> hq(q.n);
+		std::vector<uint32_t> hl(list.n);
+
+		fill_kernel<<<1024, 256>>>((uint32_t *)pool.d, pool.n / 4, 1);
+		tame_rows<<<4096, 128>>>(pool.d, pool_rows, bf16);
+		CHECK(cudaDeviceSynchronize());
+		for (auto &x : hq)
+			x = to_bf16(g.uniform() * 2 - 1);
+		for (auto &x : hl)
+			x = g.below(pool_rows);
+		q.put(hq);
+		list.put(hl);
+	}
+};
+
+static double
+time_attend(Bed &b, uint32_t heads, uint32_t keys, uint32_t rows,
+    uint32_t shape, uint32_t splits)
+{
+	size_t bytes = (size_t)rows * keys * (b.bf16 ? 1152 : 656);
+	int sets = (int)std::min<size_t>(512, 160000000 / bytes + 4);
+	struct dcpg_attend a = {};
+
+	b.count.put(std::vector<uint32_t>(128, keys));
+	a.q = b.q.d;
+	a.pool = b.pool.d;
+	a.count = b.count.d;
+	a.out = b.out.d;
+	a.lse = b.lse.d;
+	a.rows = rows;
+	a.heads = heads;
+	a.list_stride = a.max_count = keys;
+	a.kv = b.bf16 ? DCPK_KV_BF16 : DCPK_KV_FP8;
+	a.scale = 0.1352337f;
+	a.shape = shape;
+	a.splits = splits;
+	return replay(sets, [&](int i, cudaStream_t s) {
+		a.list = b.list.d + (size_t)i * rows * keys;
+		CALL(dcpg_attend(&a, s));
+	});
+}
+
+static double
+attend_floor(bool bf16, uint32_t heads, uint32_t keys, uint32_t rows)
+{
+	double bytes = (double)rows * keys * (bf16 ? 1152 : 656) +
+	    (double)rows * heads * (1152 + 1024);
+	double flops = (double)rows * heads * keys * 2176;
+
+	return std::max(bytes / HBM, flops / BF16_RATE) * 1e6;
+}
+
+/* FlashMLA 9241ae3, packed fp8, same chip, 2026-11-29; us; b = 1 8 32 64 128 */
+static const struct {
+	uint32_t heads, keys;
+	double us[5];
+} anchors[] = {
+	{ 128, 2048, { 17.6, 26.2, 62.3, 92.8, 182 } },
+	{ 128, 1024, { 13.6, 19.8, 44.8, 51.6, 99.3 } },
+	{ 128, 512, { 11.7, 15.1, 30.8, 30.4, 57.9 } },
+	{ 128, 256, { 11.0, 13.9, 17.4, 19.8, 36.5 } },
+	{ 64, 2048, { 17.9, 21.4, 46.8, 75.2, 114 } },
+	{ 64, 1024, { 14.2, 17.3, 30.9, 53.9, 62.4 } },
+	{ 64, 256, { 11.3, 12.3, 19.4, 20.1, 22.9 } },
+	{ 32, 2048, { 0 } }, { 32, 256, { 0 } },
+	{ 16, 2048, { 0 } }, { 16, 256, { 0 } },
+	{ 8, 2048, { 0 } }, { 8, 256, { 0 } },
+};
+static const uint32_t batches[5] = { 1, 8, 32, 64, 128 };
+
+static void
+bench_attend(bool bf16, bool sweep)
+{
+	Bed bed(bf16);
+	enum dcpk_kv kv = bf16 ? DCPK_KV_BF16 : DCPK_KV_FP8;
+	struct dcpg_attend_shape sh;
+
+	for (uint32_t i = 0; sweep && dcpg_attend_shape(kv, i, &sh); i++)
+		printf("shape %u/%u: %d %d %d %d %d clusters of 1..16 fit\n",
+		    sh.heads, sh.groups, sh.fit[0], sh.fit[1], sh.fit[2],
+		    sh.fit[3], sh.fit[4]);
+
+	printf("attention, %s rows, us (x floor, x anchor)\n",
+	    bf16 ? "bf16" : "packed fp8");
+	for (const auto &an : anchors)
+		for (int i = 0; i < 5; i++) {
+			double t = time_attend(bed, an.heads, an.keys,
+			    batches[i], 0, 0), best = 1e9;
+			double f = attend_floor(bf16, an.heads, an.keys,
+			    batches[i]);
+
+			printf("H=%-3u keys=%-4u b=%-3u %7.2f floor %6.2f "
+			    "(%.2fx)", an.heads, an.keys, batches[i], t, f,
+			    t / f);
+			if (!bf16 && an.us[i] > 0)
+				printf(" anchor %6.1f (%.2fx)", an.us[i],
+				    t / an.us[i]);
+			for (uint32_t j = 0; sweep &&
+			    dcpg_attend_shape(kv, j, &sh); j++)
+				for (uint32_t s = 0; s < 5; s++) {
+					uint32_t n = sh.heads > an.heads ? 0 :
+					    batches[i] * an.heads / sh.heads;
+
+					/* 2 waves at most: the rest is slow */
+					if (n == 0 || (int)n > 2 * sh.fit[s])
+						continue;
+					t = time_attend(bed, an.heads, an.keys,
+					    batches[i], j + 1, 1u << s);
+					printf(" %u/%u*%u:%.2f", sh.heads,
+					    sh.groups, 1u << s, t);
+					best = std::min(best, t);
+				}
+			if (sweep)
+				printf(" best %.2f", best);
+			printf("\n");
+			fflush(stdout);
+		}
+}
+
+/* --- indexer ------------------------------------------------------------- */
+
+/* DeepGEMM 54e2261 scores and FlashInfer fb28d72 top-2048; as above. */
+static const struct {
+	uint32_t len;
+	double score[5], topk[5];
+} index_anchors[] = {
+	{ 8192, { 3.5, 5.6, 12.6, 21.7, 38.9 }, { 8.8, 9.0, 10.0, 10.3, 10.9 } },
+	{ 32768, { 4.4, 12.6, 38.8, 73.6, 141 },
+	    { 18.6, 20.2, 20.9, 21.5, 22.6 } },
+	{ 131072, { 8.2, 39.3, 141, 276, 560 },
+	    { 38.9, 40.7, 51.0, 51.8, 62.6 } },
+};
+
+/* 64 heads, D = 1; keys from pages all over a pool of 4 GB. */
+static void
+bench_index(void)
+{
+	const uint32_t pages = 500000, H = 64, k = 2048;
+	Buf<uint8_t> keys((size_t)pages * 64 * 128), q8(128 * H * 128);
+	Buf<float> ks((size_t)pages * 64), w(128 * H);
+	Buf<float> score((size_t)128 * 131072);
+	Buf<uint32_t> hist(128 * DCPG_BINS), list(128 * k), count(128);
+	Buf<uint32_t> table((size_t)16 * 128 * 2048), at(128), len(128);
+	Rng g(3);
+
+	fill_kernel<<<1024, 256>>>((uint32_t *)keys.d, keys.n / 4, 9);
+	std::vector<uint8_t> hq(q8.n);
+	std::vector<float> hw(w.n), hk(ks.n);
+	std::vector<uint32_t> ht(table.n), ha(128);
+	for (auto &x : hq)
+		x = to_e4m3(g.normal() * 100);
+	for (auto &x : hw)
+		x = (float)g.normal() / 448;
+	for (auto &x : hk)
+		x = (float)(1 + g.uniform()) / 448;
+	for (auto &x : ht)
+		x = g.below(pages);
+	q8.put(hq);
+	w.put(hw);
+	ks.put(hk);
+	table.put(ht);
+	/* e4m3 NaN bytes would make every score NaN. */
+	tame_keys<<<4096, 256>>>(keys.d, keys.n);
+	CHECK(cudaDeviceSynchronize());
+	printf("indexer, 64 heads, k = 2048, us (x floor, x anchor)\n");
+	for (const auto &an : index_anchors)
+		for (int i = 0; i < 5; i++) {
+			uint32_t b = batches[i], L = an.len;
+			size_t bytes = (size_t)b * L * 132;
+			int sets = (int)std::min<size_t>(16,
+			    200000000 / bytes + 2);
+			struct dcpg_index_score a = { q8.d, w.d, keys.d, ks.d,
+			    table.d, at.d, len.d, score.d, hist.d, b, H, L, L,
+			    64 };
+			struct dcpg_select s = { score.d, hist.d, table.d,
+			    at.d, len.d, list.d, count.d, b, L, L, k, 64, k, 0,
+			    1, nullptr, nullptr, 0, nullptr };
+
+			for (uint32_t r = 0; r < 128; r++)
+				ha[r] = r * (L / 64);
+			at.put(ha);
+			len.put(std::vector<uint32_t>(128, L));
+			auto scores = [&](int j, cudaStream_t st) {
+				a.table = table.d + (size_t)j * b * (L / 64);
+				CALL(dcpg_index_score(&a, st));
+			};
+			auto clear = [&](cudaStream_t st) {
+				CHECK(cudaMemsetAsync(hist.d, 0,
+				    b * DCPG_BINS * 4, st));
+			};
+			double ts = replay(sets, scores);
+			double tz = replay(16, [&](int, cudaStream_t st) {
+				clear(st);
+			});
+			double tt = replay(sets, [&](int j, cudaStream_t st) {
+				clear(st);
+				scores(j, st);
+				CALL(dcpg_select(&s, st));
+			});
+			double tk = replay(sets, [&](int, cudaStream_t st) {
+				CALL(dcpg_select(&s, st));
+			});
+			double f = (bytes + 8.0 * b * L) / HBM * 1e6;
+			double both = an.score[i] + an.topk[i];
+
+			printf("L=%-6u b=%-3u scores %7.2f (%.2fx anchor) "
+			    "select %6.2f (%.2fx) clear %.2f; all %7.2f floor "
+			    "%6.2f (%.2fx) anchors %6.1f (%.2fx)\n", L, b, ts,
+			    ts / an.score[i], tk, tk / an.topk[i], tz, tt, f,
+			    tt / f, both, tt / both);
+			fflush(stdout);
+		}
+}
+
+int
+main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+
+	CALL(dcpg_init());
+	if (strcmp(what, "sweep") == 0) {
+		bench_attend(false, true);
+		return 0;
+	}
+	if (strcmp(what, "index") != 0) {
+		bench_attend(false, false);
+		bench_attend(true, false);
+	}
+	if (strcmp(what, "attend") != 0)
+		bench_index();
+	return 0;
+}

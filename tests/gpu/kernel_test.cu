@@ -1,0 +1,617 @@
+/*
+ * Are the CUDA kernels right? Each is run on fresh random inputs and compared
+ * with a reference in double precision, computed here on the CPU from the same
+ * bytes. Outputs are poisoned first; rows that no list names hold NaN; what
+ * stands behind a list's count would fault if it were read.
+ *
+ * kernel_test [SEED [short]]: exit 0 when every case holds. `short` runs few
+ * and small cases, for compute-sanitizer.
+ */
+#include "kernels/cuda/dcpg.h"
+#include "tests/gpu/gpu_test.h"
+
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+static uint64_t seed = 1;
+static bool brief;
+static int failures, cases;
+
+static void
+verdict(bool ok, const char *what)
+{
+	cases++;
+	failures += !ok;
+	if (!ok || brief)
+		printf("%s %s\n", ok ? "ok  " : "FAIL", what);
+	fflush(stdout);
+}
+
+/* --- attention ----------------------------------------------------------- */
+
+struct Pool {
+	std::vector<uint8_t> bytes;
+	uint32_t row;
+};
+
+/* Row r of the pool: 576 values of the given size, packed as the format says. */
+static void
+make_row(Pool &p, uint32_t r, bool bf16, Rng &g, double size)
+{
+	uint8_t *at = &p.bytes[(size_t)r * p.row];
+	double v[576];
+
+	for (int i = 0; i < 576; i++)
+		v[i] = g.normal() * size;
+	if (bf16) {
+		for (int i = 0; i < 576; i++)
+			((uint16_t *)at)[i] = to_bf16(v[i]);
+		return;
+	}
+	for (int t = 0; t < 4; t++) {
+		double m = 0;
+		float s;
+
+		/* Tiles differ in size; now and then one is all zero. */
+		double k = g.below(40) == 0 ? 0.0 : exp2(g.normal());
+
+		for (int i = 0; i < 128; i++) {
+			v[128 * t + i] *= k;
+			m = fmax(m, fabs(v[128 * t + i]));
+		}
+		s = (float)(m / 448);
+		memcpy(at + 512 + 4 * t, &s, 4);
+		for (int i = 0; i < 128; i++)
+			at[128 * t + i] = s == 0 ? 0 :
+			    to_e4m3(v[128 * t + i] / s);
+	}
+	for (int i = 0; i < 64; i++)
+		((uint16_t *)(at + 528))[i] = to_bf16(v[512 + i]);
+}
+
+static double
+row_value(const Pool &p, uint32_t r, bool bf16, int i)
+{
+	const uint8_t *at = &p.bytes[(size_t)r * p.row];
+	float s;
+
+	if (bf16)
+		return from_bf16(((const uint16_t *)at)[i]);
+	if (i >= 512)
+		return from_bf16(((const uint16_t *)(at + 528))[i - 512]);
+	memcpy(&s, at + 512 + i / 128 * 4, 4);
+	return from_e4m3(at[i]) * s;
+}
+
+struct AttendCase {
+	bool bf16;
+	uint32_t heads, rows, max;
+	uint32_t shape, splits;
+	bool out_f32;
+	std::vector<uint32_t> counts;	/* cycled over the rows */
+	double grow;		/* rows get larger along the list: 1 = not */
+};
+
+static void
+attend_reference(const AttendCase &c, const Pool &p,
+    const std::vector<uint16_t> &q, const std::vector<uint32_t> &list,
+    float scale, std::vector<double> &out, std::vector<double> &lse)
+{
+	parallel((size_t)c.rows, [&](size_t row) {
+		uint32_t n = c.counts[row % c.counts.size()];
+		std::vector<double> k((size_t)n * 576), s(n);
+
+		for (uint32_t j = 0; j < n; j++)
+			for (int i = 0; i < 576; i++)
+				k[(size_t)j * 576 + i] = row_value(p,
+				    list[row * c.max + j], c.bf16, i);
+		for (uint32_t h = 0; h < c.heads; h++) {
+			const uint16_t *x = &q[(row * c.heads + h) * 576];
+			double *o = &out[(row * c.heads + h) * 512];
+			double qd[576], m = -INFINITY, l = 0;
+
+			for (int i = 0; i < 576; i++)
+				qd[i] = from_bf16(x[i]);
+			for (uint32_t j = 0; j < n; j++) {
+				s[j] = 0;
+				for (int i = 0; i < 576; i++)
+					s[j] += qd[i] * k[(size_t)j * 576 + i];
+				s[j] *= scale;
+				m = fmax(m, s[j]);
+			}
+			for (int i = 0; i < 512; i++)
+				o[i] = 0;
+			for (uint32_t j = 0; j < n; j++) {
+				double w = exp(s[j] - m);
+
+				l += w;
+				for (int i = 0; i < 512; i++)
+					o[i] += w * k[(size_t)j * 576 + i];
+			}
+			for (int i = 0; i < 512 && n > 0; i++)
+				o[i] /= l;
+			lse[row * c.heads + h] = n ? m + log(l) : -INFINITY;
+		}
+	});
+}
+
+static void
+attend_case(const AttendCase &c, uint64_t salt)
+{
+	Rng g(seed * 1000003 + salt);
+	uint32_t pool_rows = c.rows * c.max * 2 + 64;
+	float scale = 0.1352337f;
+	Pool p;
+
+	p.row = c.bf16 ? 1152 : 656;
+	p.bytes.assign((size_t)pool_rows * p.row, 0xff);	/* NaN */
+	std::vector<uint32_t> order(pool_rows), list, count;
+	for (uint32_t i = 0; i < pool_rows; i++)
+		order[i] = i;
+	for (uint32_t i = pool_rows - 1; i > 0; i--)
+		std::swap(order[i], order[g.below(i + 1)]);
+	list.assign((size_t)c.rows * c.max, 0xffffffff);
+	for (uint32_t r = 0; r < c.rows; r++) {
+		uint32_t n = c.counts[r % c.counts.size()];
+
+		count.push_back(n);
+		for (uint32_t j = 0; j < n; j++) {
+			list[r * c.max + j] = order[r * c.max + j];
+			make_row(p, order[r * c.max + j], c.bf16, g,
+			    pow(c.grow, (double)j / c.max));
+		}
+	}
+	std::vector<uint16_t> q((size_t)c.rows * c.heads * 576);
+	for (size_t i = 0; i < q.size(); i++)
+		q[i] = to_bf16(g.normal() * exp2((double)(i / 576 % 7) - 3));
+
+	size_t no = (size_t)c.rows * c.heads;
+	std::vector<double> ref(no * 512), rl(no);
+	attend_reference(c, p, q, list, scale, ref, rl);
+
+	Buf<uint8_t> dp(p.bytes);
+	Buf<uint32_t> dl(list), dc(count);
+	Buf<uint16_t> dq(q);
+	Buf<uint8_t> out(no * 512 * (c.out_f32 ? 4 : 2));
+	Buf<float> lse(no);
+	struct dcpg_attend a = {};
+	a.q = dq.d;
+	a.pool = dp.d;
+	a.list = dl.d;
+	a.count = dc.d;
+	a.out = out.d;
+	a.lse = lse.d;
+	a.rows = c.rows;
+	a.heads = c.heads;
+	a.list_stride = a.max_count = c.max;
+	a.kv = c.bf16 ? DCPK_KV_BF16 : DCPK_KV_FP8;
+	a.out_f32 = c.out_f32;
+	a.scale = scale;
+	a.shape = c.shape;
+	a.splits = c.splits;
+	out.poison();
+	lse.poison();
+	CALL(dcpg_attend(&a, nullptr));
+	CHECK(cudaDeviceSynchronize());
+
+	std::vector<uint8_t> ho = out.get();
+	std::vector<float> hl = lse.get();
+	double err = 0, norm = 0, worst = 0, el = 0;
+	bool exact = true;
+	for (size_t i = 0; i < no; i++) {
+		double e2 = 0, n2 = 0;
+
+		for (int j = 0; j < 512; j++) {
+			double v = c.out_f32 ? ((float *)ho.data())[i * 512 + j]
+			    : from_bf16(((uint16_t *)ho.data())[i * 512 + j]);
+			double d = v - ref[i * 512 + j];
+
+			e2 += d * d;
+			n2 += ref[i * 512 + j] * ref[i * 512 + j];
+			exact &= count[i / c.heads] > 0 || v == 0;
+		}
+		err += e2;
+		norm += n2;
+		if (!(e2 <= 1e30))
+			worst = INFINITY;
+		else if (n2 > 0)
+			worst = fmax(worst, sqrt(e2 / n2));
+		if (count[i / c.heads] == 0)
+			exact &= hl[i] == -INFINITY;
+		else if (!(fabs(hl[i] - rl[i]) - 1e-5 * fabs(rl[i]) <= el))
+			el = fabs(hl[i] - rl[i]) - 1e-5 * fabs(rl[i]);
+	}
+	/* f16 holds 11 bits, bf16 8; the bf16 output adds 2^-9. f32 sums of
+	 * large scores round at 1e-7 of their size. */
+	double tol = c.bf16 || !c.out_f32 ? 4e-3 : 1e-3;
+	double rel = norm > 0 ? sqrt(err / norm) : 0;
+	bool ok = rel < tol && worst < 4 * tol && el < 1e-3 && exact;
+	char what[200];
+	snprintf(what, sizeof what, "attend %s H=%u rows=%u max=%u shape=%u "
+	    "splits=%u %s grow=%g: rel %.2e worst head %.2e lse %.1e%s",
+	    c.bf16 ? "bf16" : "fp8", c.heads, c.rows, c.max, c.shape, c.splits,
+	    c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
+	    exact ? "" : " EMPTY ROW NOT EXACT");
+	verdict(ok, what);
+}
+
+static void
+attend_tests(void)
+{
+	static const uint32_t odd[] = { 0, 1, 15, 16, 17, 63, 64, 65, 127, 200,
+	    255, 256, 257, 500, 511, 512 };
+	std::vector<uint32_t> counts(odd, odd + 16);
+	struct dcpg_attend_shape sh;
+	uint64_t salt = 0;
+
+	for (int b = 0; b < 2; b++) {
+		enum dcpk_kv kv = b ? DCPK_KV_BF16 : DCPK_KV_FP8;
+
+		for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
+			for (uint32_t s = 0; s < 5; s++) {
+				AttendCase c = { b == 1, sh.heads * 2 > 128 ?
+				    128 : sh.heads * 2, brief ? 3u : 16u,
+				    512, i + 1, 1u << s, true, counts, 1 };
+
+				if (sh.fit[s] == 0)
+					continue;
+				if (brief) {
+					c.counts = { 0, 33, 130 };
+					c.max = 130;
+				}
+				attend_case(c, ++salt);
+			}
+		if (brief)
+			continue;
+		for (uint32_t h = 8; h <= 128; h *= 2) {
+			uint32_t rows[] = { 1, 2, 7, 33 };
+
+			for (int r = 0; r < 4; r++) {
+				AttendCase c = { b == 1, h, rows[r], 2048, 0, 0,
+				    r % 2 == 0, { 2048, 2047, 1, 1500 }, 1 };
+
+				attend_case(c, ++salt);
+			}
+			AttendCase up = { b == 1, h, 3, 1024, 0, 0, true,
+			    { 1024, 777, 1000 }, 300 };
+			AttendCase down = up;
+			down.grow = 1 / 300.0;
+			attend_case(up, ++salt);
+			attend_case(down, ++salt);
+		}
+	}
+}
+
+/* --- indexer ------------------------------------------------------------- */
+
+/* First digit of a score, from its definition; see digit.cuh. */
+static uint32_t
+digit_of(float x)
+{
+	uint16_t h;
+
+	if (isnan(x))
+		return 0;
+	if (x == 0)
+		x = 0;		/* -0 */
+	h = __half_as_ushort(__float2half_rn(x));
+	return (h & 0x8000 ? (uint16_t)~h : h | 0x8000) >> 5;
+}
+
+static void
+quant_case(uint32_t rows, uint32_t heads, bool had, bool pow2, uint64_t salt)
+{
+	Rng g(seed * 7919 + salt);
+	size_t n = (size_t)rows * heads;
+	std::vector<uint16_t> q(n * 128);
+	std::vector<float> w(n);
+
+	for (size_t i = 0; i < q.size(); i++)
+		q[i] = to_bf16(i / 128 % 9 == 5 ? 0 : g.normal() *
+		    exp2((double)(i / 128 % 5) * 3 - 6));
+	for (auto &x : w)
+		x = (float)g.normal();
+	Buf<uint16_t> dq(q);
+	Buf<float> dw(w), wo(n);
+	Buf<uint8_t> q8(n * 128);
+	struct dcpg_index_quant a = { dq.d, dw.d, q8.d, wo.d, rows, heads,
+	    (float)(pow(heads, -0.5) * pow(128, -0.5)), had, pow2 };
+	q8.poison();
+	wo.poison();
+	CALL(dcpg_index_quant(&a, nullptr));
+	CHECK(cudaDeviceSynchronize());
+	std::vector<uint8_t> h8 = q8.get();
+	std::vector<float> hw = wo.get();
+	double bad = 0, worst = 0;
+	for (size_t i = 0; i < n; i++) {
+		double x[128], y[128], m = 0, s;
+
+		for (int j = 0; j < 128; j++)
+			x[j] = from_bf16(q[i * 128 + j]);
+		for (int j = 0; j < 128; j++) {
+			y[j] = had ? 0 : x[j];
+			for (int k = 0; had && k < 128; k++)
+				y[j] += (__builtin_popcount(j & k) & 1 ?
+				    -x[k] : x[k]) / sqrt(128.0);
+			m = fmax(m, fabs(y[j]));
+		}
+		s = fmax(m, 1e-4) / 448;
+		if (pow2)
+			s = exp2(ceil(log2(s) - 1e-6));
+		/* Half a step of e4m3 at the value, and a little for f32. */
+		for (int j = 0; j < 128; j++) {
+			double v = from_e4m3(h8[i * 128 + j]) * s;
+			double step = fmax(fabs(y[j]) / 16, s / 1024) * 1.01 +
+			    1e-6 * m;
+
+			bad += !(fabs(v - y[j]) <= step);
+		}
+		worst = fmax(worst, fabs(hw[i] / (w[i] * s * a.scale) - 1));
+	}
+	char what[160];
+	snprintf(what, sizeof what, "index quant rows=%u H=%u hadamard=%d "
+	    "pow2=%d: %g values off, weight %.1e", rows, heads, had, pow2, bad,
+	    worst);
+	verdict(bad == 0 && worst < 1e-5, what);
+}
+
+static void
+score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
+    uint64_t salt)
+{
+	Rng g(seed * 104729 + salt);
+	uint32_t P = 64 / D, pages = (max + P - 1) / P, pool = pages * 2 + 3;
+	uint32_t stride = (max + 3) & ~3u;
+	std::vector<uint8_t> q8((size_t)rows * heads * 128);
+	std::vector<uint8_t> keys((size_t)pool * P * 128, 0x7f);	/* NaN */
+	std::vector<float> w((size_t)rows * heads), ks(pool * P, NAN);
+	std::vector<uint32_t> table((size_t)rows * pages), at, len, order;
+
+	for (uint32_t i = 0; i < pool; i++)
+		order.push_back(i);
+	for (uint32_t r = 0; r < rows; r++) {
+		at.push_back(r * pages);
+		len.push_back(r == 0 ? max : 1 + g.below(max));
+		for (uint32_t i = pool - 1; i > 0; i--)
+			std::swap(order[i], order[g.below(i + 1)]);
+		for (uint32_t i = 0; i < pages; i++)
+			table[r * pages + i] = order[i];
+		for (uint32_t j = 0; j < len[r]; j++) {
+			size_t row = table[r * pages + j / P] * P + j % P;
+
+			ks[row] = (float)(exp2(g.normal()) / 448);
+			for (int i = 0; i < 128; i++)
+				keys[row * 128 + i] = to_e4m3(g.normal() * 100);
+		}
+	}
+	for (auto &x : q8)
+		x = to_e4m3(g.normal() * 100);
+	for (auto &x : w)
+		x = (float)g.normal() / 448;
+	Buf<uint8_t> dq(q8), dk(keys);
+	Buf<float> dw(w), ds(ks), score((size_t)rows * stride);
+	Buf<uint32_t> dt(table), da(at), dl(len), hist(rows * DCPG_BINS);
+	struct dcpg_index_score a = { dq.d, dw.d, dk.d, ds.d, dt.d, da.d, dl.d,
+	    score.d, hist.d, rows, heads, stride, max, P };
+	score.poison();
+	CHECK(cudaMemset(hist.d, 0, hist.n * 4));
+	CALL(dcpg_index_score(&a, nullptr));
+	CHECK(cudaDeviceSynchronize());
+	std::vector<float> hs = score.get();
+	std::vector<uint32_t> hh = hist.get(), ref(hist.n);
+	std::vector<double> err(rows), norm(rows);
+	parallel(rows, [&](size_t r) {
+		for (uint32_t j = 0; j < len[r]; j++) {
+			size_t row = table[r * pages + j / P] * P + j % P;
+			double sum = 0;
+
+			for (uint32_t h = 0; h < heads; h++) {
+				double d = 0;
+
+				for (int i = 0; i < 128; i++)
+					d += from_e4m3(q8[(r * heads + h) *
+					    128 + i]) *
+					    from_e4m3(keys[row * 128 + i]);
+				sum += w[r * heads + h] * fmax(d, 0);
+			}
+			sum *= ks[row];
+			double e = hs[r * stride + j] - sum;
+			err[r] += e * e;
+			norm[r] += sum * sum;
+			ref[r * DCPG_BINS + digit_of(hs[r * stride + j])]++;
+		}
+	});
+	double worst = 0;
+	for (uint32_t r = 0; r < rows; r++)
+		if (!(sqrt(err[r] / norm[r]) <= worst))
+			worst = sqrt(err[r] / norm[r]);
+	char what[160];
+	snprintf(what, sizeof what, "index score rows=%u H=%u max=%u D=%u: rel "
+	    "%.1e, histogram %s", rows, heads, max, D, worst,
+	    hh == ref ? "equal" : "DIFFERS");
+	verdict(worst < 2e-3 && hh == ref, what);
+}
+
+/* Scores of different temper; what 'kind' means is in kinds[]. */
+static const char *const kinds[] = { "normal", "all equal", "5 values",
+    "specials", "negative", "tiny", "huge", "one bin", "ties at zero" };
+
+static float
+make_score(int kind, Rng &g)
+{
+	static const float special[] = { 0.0f, -0.0f, NAN, INFINITY, -INFINITY,
+	    1.0f, -1.0f, 1e-42f, -1e-42f, 3e38f };
+
+	switch (kind) {
+	case 1: return 2.5f;
+	case 2: return (float)g.below(5) - 2;
+	case 3: return g.below(3) ? (float)g.normal() : special[g.below(10)];
+	case 4: return (float)-fabs(g.normal());
+	case 5: return (float)(g.normal() * 1e-39);
+	case 6: return (float)(g.normal() * 1e6);
+	case 7: return (float)(1.0 + g.uniform() * 1e-3);
+	case 8: return g.below(10) ? 0.0f : (float)g.normal();
+	default: return (float)g.normal();
+	}
+}
+
+/* Better first: score descending, NaN last, then position ascending. */
+static bool
+better(const std::vector<float> &s, uint32_t a, uint32_t b)
+{
+	bool na = isnan(s[a]), nb = isnan(s[b]);
+
+	if (na != nb)
+		return nb;
+	if (!na && s[a] != s[b])
+		return s[a] > s[b];
+	return a < b;
+}
+
+static void
+select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
+    uint32_t cap, uint64_t salt)
+{
+	Rng g(seed * 15485863 + salt);
+	uint32_t P = 64 / D, pages = (L + 63) / 64, max = (L + D - 1) / D;
+	uint32_t stride = (max + 3) & ~3u;
+	std::vector<std::vector<float>> s(rows);
+	std::vector<uint32_t> hist(rows * DCPG_BINS), at, lens(rows), table;
+	std::vector<std::vector<uint32_t>> want(rows);
+	bool ok = true, spill = false;
+
+	for (uint32_t r = 0; r < rows; r++) {
+		uint32_t n = r == 0 ? L : 1 + g.below(L);
+
+		lens[r] = n;
+		at.push_back(r * pages);
+		for (uint32_t i = 0; i < pages; i++)
+			table.push_back(g.below(1000) * 2 + i % 2);
+		for (uint32_t i = 0; i < n; i++) {
+			s[r].push_back(make_score(kind, g));
+			hist[r * DCPG_BINS + digit_of(s[r][i])]++;
+		}
+		std::vector<uint32_t> order(n);
+		for (uint32_t i = 0; i < n; i++)
+			order[i] = i;
+		std::sort(order.begin(), order.end(), [&](uint32_t a,
+		    uint32_t b) { return better(s[r], a, b); });
+		order.resize(std::min(n, k));
+		std::sort(order.begin(), order.end());
+		want[r] = order;
+	}
+	Buf<uint32_t> dh(hist), dt(table), da(at), offered(D * rows);
+	Buf<uint64_t> offers((size_t)D * rows * cap);
+	Buf<uint32_t> list((size_t)rows * k), count(rows), over(1);
+	CHECK(cudaMemset(offered.d, 0, offered.n * 4));
+	CHECK(cudaMemset(over.d, 0, 4));
+	std::vector<Buf<float> *> scores;
+	std::vector<Buf<uint32_t> *> dlens;
+	struct dcpg_select a = { nullptr, dh.d, dt.d, da.d, nullptr, list.d,
+	    count.d, rows, stride, max, k, P, k, 0, D, offers.d, offered.d,
+	    cap, over.d };
+	for (uint32_t pass = 0; pass < 2; pass++)
+		for (uint32_t d = 0; d < D; d++) {
+			if (pass == 0) {
+				std::vector<float> part((size_t)rows * stride,
+				    NAN);
+				std::vector<uint32_t> len(rows);
+
+				for (uint32_t r = 0; r < rows; r++)
+					for (uint32_t p = d; p < lens[r];
+					    p += D)
+						part[r * stride + len[r]++] =
+						    s[r][p];
+				scores.push_back(new Buf<float>(part));
+				dlens.push_back(new Buf<uint32_t>(len));
+			}
+			a.rank = d;
+			a.score = scores[d]->d;
+			a.len = dlens[d]->d;
+			if (pass == 0) {
+				if (D > 1)
+					CALL(dcpg_select_offer(&a, offers.d,
+					    offered.d, nullptr));
+				CHECK(cudaDeviceSynchronize());
+				continue;
+			}
+			list.poison();
+			count.poison();
+			CALL(dcpg_select(&a, nullptr));
+			CHECK(cudaDeviceSynchronize());
+			std::vector<uint32_t> hl = list.get(), hc = count.get();
+			std::vector<uint32_t> ho = offered.get();
+			for (uint32_t r = 0; r < rows; r++) {
+				std::vector<uint32_t> mine;
+				bool big = false;
+
+				for (uint32_t i = 0; D > 1 && i < D; i++)
+					big |= ho[i * rows + r] > cap;
+				spill |= big;
+				for (uint32_t p : want[r])
+					if (p % D == d && !big)
+						mine.push_back(table[r * pages +
+						    p / 64] * P + p % 64 / D);
+				ok &= hc[r] == mine.size();
+				for (uint32_t i = 0; i < mine.size() && ok; i++)
+					ok &= hl[(size_t)r * k + i] == mine[i];
+			}
+		}
+	ok &= (over.get()[0] != 0) == spill;
+	for (auto p : scores)
+		delete p;
+	for (auto p : dlens)
+		delete p;
+	char what[160];
+	snprintf(what, sizeof what, "select rows=%u L=%u k=%u D=%u %s%s", rows,
+	    L, k, D, kinds[kind], spill ? " (offers overflow)" : "");
+	verdict(ok, what);
+}
+
+static void
+index_tests(void)
+{
+	static const uint32_t lens[] = { 1, 2, 63, 64, 65, 300, 2047, 2048,
+	    2049, 8192, 20000, 131072 };
+	static const uint32_t ks[] = { 1, 5, 256, 2048 };
+	uint64_t salt = 0;
+
+	for (uint32_t h = 8; h <= 64; h *= 2) {
+		quant_case(brief ? 2 : 5, h, h % 16 != 0, h > 16, ++salt);
+		quant_case(brief ? 2 : 5, h, h % 16 == 0, h <= 16, ++salt);
+		for (uint32_t D = 1; D <= 64; D *= brief ? 8 : 2)
+			score_case(3, h, brief ? 130 : 1300, D, ++salt);
+	}
+	if (!brief) {
+		score_case(1, 64, 131072, 1, ++salt);
+		score_case(40, 32, 2049, 8, ++salt);
+	}
+	for (uint32_t L : lens)
+		for (uint32_t k : ks)
+			for (uint32_t D = 1; D <= 8; D *= 2)
+				for (int kind = 0; kind < 9; kind++) {
+					if (brief && (L > 2049 || kind % 4 ||
+					    D == 4 || k == 5))
+						continue;
+					select_case(L > 9000 ? 2 : 5, L, k, D,
+					    kind, 4096, ++salt);
+				}
+	select_case(3, 4000, 100, 2, 1, 64, ++salt);
+	select_case(130, 3000, 512, 1, 0, 4096, ++salt);
+	select_case(40, 40000, 2048, 4, 0, 4096, ++salt);
+}
+
+int
+main(int argc, char **argv)
+{
+	if (argc > 1)
+		seed = strtoull(argv[1], nullptr, 0);
+	brief = argc > 2 && strcmp(argv[2], "short") == 0;
+	CALL(dcpg_init());
+	attend_tests();
+	index_tests();
+	printf("kernel_test: %d cases, %d failed (seed %llu)\n", cases,
+	    failures, (unsigned long long)seed);
+	return failures ? 1 : 0;
+}
