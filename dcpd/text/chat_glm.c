@@ -186,12 +186,11 @@ put_message(struct chat *c, const struct glm_style *st, size_t i)
 static void
 put_bare_tool(struct chat *c, const json_t *f)
 {
-	json_t *copy = json_copy((json_t *)f);
+	json_t *copy;
 
-	if (json_is_true(json_object_get(f, "defer_loading"))) {
-		json_decref(copy);
+	if (json_is_true(json_object_get(f, "defer_loading")))
 		return;
-	}
+	copy = json_copy((json_t *)f);
 	if (copy == NULL) {
 		c->text.failed = true;
 		return;

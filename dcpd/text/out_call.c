@@ -22,7 +22,12 @@ enum {
 	T_STRING = 1, T_INTEGER = 2, T_NUMBER = 4, T_BOOLEAN = 8,
 	T_OBJECT = 16, T_ARRAY = 32, T_NULL = 64,
 };
-#define SCHEMA_DEPTH 8		/* of $ref and anyOf; deeper is "unknown" */
+/*
+ * Schemas come from clients, and $ref may lead round in circles: what lies
+ * deeper, or beyond so many steps in all, is unknown.
+ */
+#define SCHEMA_DEPTH 8
+#define SCHEMA_STEPS 1000
 
 /* --- schema ----------------------------------------------------------- */
 
@@ -86,7 +91,8 @@ follow_ref(const json_t *root, const char *ref)
 }
 
 static unsigned
-schema_types(const json_t *root, const json_t *s, unsigned depth)
+schema_types(const json_t *root, const json_t *s, unsigned depth,
+    unsigned *steps)
 {
 	static const char *const of[] = { "anyOf", "oneOf", "allOf" };
 	const json_t *v = json_object_get(s, "type"), *list;
@@ -94,17 +100,19 @@ schema_types(const json_t *root, const json_t *s, unsigned depth)
 	unsigned types = type_by_name(json_string_value(v)), k;
 	size_t i;
 
-	if (depth == SCHEMA_DEPTH)
+	if (depth == SCHEMA_DEPTH || *steps == 0)
 		return 0;
+	--*steps;
 	for (i = 0; i < json_array_size(v); i++)
 		types |= type_by_name(json_string_value(json_array_get(v, i)));
 	if (ref != NULL)
-		types |= schema_types(root, follow_ref(root, ref), depth + 1);
+		types |= schema_types(root, follow_ref(root, ref), depth + 1,
+		    steps);
 	for (k = 0; k < 3; k++) {
 		list = json_object_get(s, of[k]);
 		for (i = 0; i < json_array_size(list); i++)
 			types |= schema_types(root, json_array_get(list, i),
-			    depth + 1);
+			    depth + 1, steps);
 	}
 	if (types != 0)
 		return types;
@@ -127,13 +135,14 @@ arg_types(const struct dcpd_out *o, const char *key)
 {
 	const json_t *p = o->params, *s;
 	const char *ref = json_string_value(json_object_get(p, "$ref"));
+	unsigned steps = SCHEMA_STEPS;
 
 	if (ref != NULL)
 		p = follow_ref(o->params, ref);
 	s = json_object_get(json_object_get(p, "properties"), key);
 	if (s == NULL)
 		s = json_object_get(p, "additionalProperties");
-	return schema_types(o->params, s, 0);
+	return schema_types(o->params, s, 0, &steps);
 }
 
 static const json_t *

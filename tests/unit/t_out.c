@@ -267,6 +267,29 @@ START_TEST(glm_values_by_schema)
 }
 END_TEST
 
+/* A schema that refers to itself a thousandfold costs no time. */
+START_TEST(glm_endless_schema)
+{
+	json_t *any = json_array(), *all;
+	struct how how = { .parser = DCPD_PARSE_GLM };
+	char *s;
+	int i;
+
+	for (i = 0; i < 100; i++)
+		json_array_append_new(any, json_pack("{s:s}", "$ref",
+		    "#/properties/i"));
+	all = json_pack("[{s:s, s:{s:s, s:{s:{s:{s:O}}}}}]", "type",
+	    "function", "function", "name", "f", "parameters", "properties",
+	    "i", "anyOf", any);
+	ck_assert_ptr_nonnull(all);
+	how.tools = s = json_dumps(all, 0);
+	expect(glm, &how, CALL(ARG("i", "5")), "[N0]f[A0]{\"i\": 5}");
+	free(s);
+	json_decref(all);
+	json_decref(any);
+}
+END_TEST
+
 /* Strings come as they are written, other values when they are complete. */
 START_TEST(glm_what_a_cut_call_has_sent)
 {
@@ -505,6 +528,7 @@ main(void)
 	tcase_add_test(tc, glm_without_end_of_thinking_all_is_reasoning);
 	tcase_add_test(tc, glm_calls);
 	tcase_add_test(tc, glm_values_by_schema);
+	tcase_add_test(tc, glm_endless_schema);
 	tcase_add_test(tc, glm_what_a_cut_call_has_sent);
 	tcase_add_test(tc, stop_strings);
 	tcase_add_test(tc, stop_strings_hold_no_more_than_needed);
