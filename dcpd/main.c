@@ -146,7 +146,8 @@ drain(struct dcpd_daemon *d)
 		tick();
 	if (!dcpd_sched_idle(d->sched))
 		dcpd_log(LOG_WARNING, "%s: cancelling what still runs",
-		    sig.count > 1 ? "second signal" : "--drain-timeout is over");
+		    sig.count > 1 ? "second signal" :
+		    "--drain-timeout is over");
 }
 
 static int

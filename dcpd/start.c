@@ -38,7 +38,7 @@ phase(struct dcpd_daemon *d, const char *name)
 	sd_notifyf(0, "STATUS=loading: %s\nEXTEND_TIMEOUT_USEC=60000000", name);
 }
 
-/* Ends the phase under way. What it did, for the log; "" if its name says it. */
+/* Ends the phase under way. What it did goes to the log. */
 static void __attribute__((format(printf, 2, 3)))
 phase_done(struct dcpd_daemon *d, const char *fmt, ...)
 {
@@ -67,7 +67,7 @@ tell(struct dcpd_daemon *d, const char *key, json_t *value)
 	pthread_rwlock_unlock(&d->run.lock);
 }
 
-/* --- config --------------------------------------------------------------- */
+/* --- config --- */
 
 static int
 open_tokenizer(struct dcpd_daemon *d, struct dcpd_err *err)
@@ -78,8 +78,8 @@ open_tokenizer(struct dcpd_daemon *d, struct dcpd_err *err)
 		return 0;
 	rc = dcpd_tokenizer_open(d->opt.model, &d->tok, err);
 	if (rc == -ENOENT || rc == -ENOTDIR) {
-		dcpd_log(LOG_WARNING, "%s: no tokenizer.json: requests of token "
-		    "ids only", d->opt.model);
+		dcpd_log(LOG_WARNING, "%s: no tokenizer.json: requests of "
+		    "token ids only", d->opt.model);
 		rc = 0;
 	}
 	return rc;
@@ -149,7 +149,7 @@ phase_config(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
-/* --- plan ------------------------------------------------------------------ */
+/* --- plan --- */
 
 static int
 memory_budget(const struct dcpd_options *o, const struct dcpk_topo *topo,
@@ -185,6 +185,8 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->chunk = o->chunk;
 	in->max_running = o->max_running;
 	in->threads = o->cpu_threads;
+	in->flags = DCPK_GUARD |
+	    (o->quantize_activations ? DCPK_QUANT_ACT : 0);
 	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
 	if ((rc = dcpd_topology(&in->layout, m, topo, err)) != 0 ||
 	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0)
@@ -252,7 +254,7 @@ dcpd_daemon_plan(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
-/* --- engine ---------------------------------------------------------------- */
+/* --- engine --- */
 
 /* The null engine with an end, as a device has that is lost. */
 static int
@@ -340,20 +342,13 @@ phase_open(struct dcpd_daemon *d, const struct dcpk_backend *b,
     const struct dcpk_topo *topo, const struct dcpd_memplan_in *in,
     const struct dcpd_memplan *plan, struct dcpd_err *err)
 {
-	const struct dcpd_options *o = &d->opt;
 	uint32_t *ids = known_ids(d);
-	struct dcpk_setup s = {
-		.topo = *topo, .kv = in->kv, .idx = in->idx,
-		.pages = plan->pages, .max_rows = o->max_running,
-		.max_prefill = o->chunk, .max_reqs = o->max_running,
-		.max_ctx = in->max_ctx, .threads = o->cpu_threads,
-		.flags = DCPK_GUARD |
-		    (o->quantize_activations ? DCPK_QUANT_ACT : 0),
-		.token_ok = ids,
-	};
+	struct dcpk_setup s;
 	int rc;
 
 	phase(d, "open");
+	dcpd_memplan_setup(in, topo, plan->pages, &s);
+	s.token_ok = ids;
 	rc = dcpd_engine_open(&d->model, b, &d->config, &s, err);
 	free(ids);
 	if (rc != 0)
@@ -463,7 +458,7 @@ phase_selftest(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
-/* --- sockets, scheduler, ring ------------------------------------------------ */
+/* --- sockets, scheduler, ring --- */
 
 static int
 open_sockets(struct dcpd_daemon *d, struct dcpd_err *err)

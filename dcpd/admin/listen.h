@@ -29,7 +29,7 @@ int dcpd_listen_inherited(const char *name, int type, struct dcpd_listen *,
     struct dcpd_err *);
 /* Close; the path goes only if it is still ours. */
 void dcpd_listen_close(struct dcpd_listen *);
-/* Remove the path alone; safe from any thread, for an exit without unwinding. */
+/* Remove the path alone, for an exit without unwinding. Any thread. */
 void dcpd_listen_unlink(const struct dcpd_listen *);
 
 #endif

@@ -1,4 +1,4 @@
-/* Help, the manual's list of flags, and what a mistyped flag was meant to be. */
+/* Help, the manual's list of flags, and what a mistyped flag may mean. */
 #include "config.h"
 
 #include <stdlib.h>

@@ -98,7 +98,8 @@ int dcpd_options_quantization(const struct dcpd_options *,
 int dcpd_options_chat(const struct dcpd_options *, const char *model_type,
     const struct dcpd_tokenizer *tok, enum dcpd_chat *, enum dcpd_parser *,
     struct dcpd_err *);
-int dcpd_options_way(const struct dcpd_options *);	/* -1 or enum dcpk_way */
+/* -1: by prediction, or enum dcpk_way */
+int dcpd_options_way(const struct dcpd_options *);
 int dcpd_options_log_level(const struct dcpd_options *);	/* LOG_* */
 
 #endif

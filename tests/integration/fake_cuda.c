@@ -14,7 +14,19 @@
 static int
 fake_bytes(const struct dcpk_setup *s, struct dcpk_bytes *b)
 {
+	const struct dcpk_model *m = &s->model;
+	uint64_t rows = (s->pages + 1ull) * dcpk_page_rows(s->topo.dcp);
+	uint32_t full = 0, i;
+
+	for (i = 0; i < m->layers; i++)
+		full += m->full[i] != 0;
 	memset(b, 0, s->topo.world * sizeof *b);
+	for (i = 0; i < s->topo.world; i++) {
+		b[i].rows = rows * m->layers *
+		    dcpk_row_bytes(s->kv, m->kv_lora, m->rope);
+		b[i].index = rows * full *
+		    dcpk_index_bytes(s->idx, m->idx_dim);
+	}
 	return 0;
 }
 
