@@ -38,6 +38,8 @@ struct chat {
 	struct chat_msg *msg;
 	size_t n;
 	size_t last_user;		/* SIZE_MAX: none */
+	size_t caller;			/* DSML: message with the calls whose
+					   results are being written */
 	/* options */
 	const json_t *tools;		/* not empty, or NULL */
 	const json_t *response_format;	/* or NULL */

@@ -159,10 +159,11 @@ static int
 put_result(struct chat *c, size_t i)
 {
 	const struct chat_msg *m = &c->msg[i];
-	size_t from = i, nth;
+	size_t from, nth;
 
-	while (from > 0 && c->msg[from].role == ROLE_TOOL)
-		from--;
+	if (i > 0 && c->msg[i - 1].role != ROLE_TOOL)
+		c->caller = i - 1;
+	from = c->caller;
 	nth = i - from;
 	if (c->msg[from].role != ROLE_ASSISTANT || c->msg[from].n_calls < nth)
 		return dcpd_fail(c->err, -EINVAL, "messages[%zu]: a tool "

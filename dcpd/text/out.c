@@ -139,8 +139,8 @@ out_content(struct dcpd_out *o, const char *s, size_t n)
 	if (o->space.failed)
 		return -ENOMEM;
 	if (o->after_call) {
-		for (i = 0; blank && i < o->space.n; i++)
-			blank = isspace((unsigned char)o->space.v[i]);
+		for (i = 0; blank && i < n; i++)
+			blank = isspace((unsigned char)s[i]);
 		if (blank)
 			return 0;
 		o->after_call = false;

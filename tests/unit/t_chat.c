@@ -232,6 +232,8 @@ START_TEST(deepseek_refuses_what_its_format_cannot_say)
 	refused(k, "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":"
 	    "\"tool\",\"content\":\"y\"}]", NULL, -EINVAL,
 	    "messages[1]: a tool message without a tool call");
+	refused(k, "[{\"role\":\"tool\",\"content\":\"y\"}]", NULL, -EINVAL,
+	    "messages[0]: a tool message without a tool call");
 	refused(k, "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":"
 	    "\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}},"
 	    "{\"function\":{\"name\":\"g\"}}]},{\"role\":\"tool\","
