@@ -67,67 +67,86 @@ quantile(double *v, size_t n, double q)
 	return v[(size_t)(q * (double)(n - 1) + 0.5)];
 }
 
+/* One event, if there is one in time. *left counts requests under way. */
 static int
-submit_all(struct bench *b)
+take_event(struct bench *b, int timeout_ms, uint32_t *left)
 {
-	uint32_t *ids = malloc(b->prompt * sizeof *ids);
+	const struct dcp_event *ev;
+	struct stream *s;
+	double t;
+	int rc = dcp_next(b->dcp, timeout_ms, &ev);
+
+	if (rc == -EAGAIN)
+		return CTL_OK;
+	if (rc != 0)
+		return ctl_fail(CTL_FAILED, "%s", strerror(-rc));
+	t = now();
+	s = &b->s[ev->user_data];
+	if (ev->n_tokens > 0) {
+		if (s->tokens == 0)
+			s->first = t;
+		else
+			b->gaps[b->n_gaps++] = (t - s->last) / ev->n_tokens;
+		s->last = t;
+		s->tokens += ev->n_tokens;
+	}
+	*left -= ev->type == DCP_EV_DONE;
+	if (ev->type == DCP_EV_ERROR)
+		rc = ctl_fail(CTL_FAILED, "%.*s", (int)ev->text_len, ev->text);
+	dcp_event_release(b->dcp, ev);
+	return rc;
+}
+
+/* A full ring or quota: events have to be taken before the next one fits. */
+static int
+submit_one(struct bench *b, const struct dcp_request *r, uint32_t *left)
+{
+	uint64_t id;
+	int rc;
+
+	for (;;) {
+		rc = dcp_submit(b->dcp, r, &id);
+		if (rc == 0) {
+			(*left)++;
+			return CTL_OK;
+		}
+		if (rc != -EAGAIN)
+			return ctl_fail(CTL_FAILED, "submit: %s",
+			    dcp_error_text()[0] != '\0' ? dcp_error_text() :
+			    strerror(-rc));
+		rc = take_event(b, 10, left);
+		if (rc != CTL_OK)
+			return rc;
+	}
+}
+
+/* Sends all, in the order of the random numbers, and takes their events. */
+static int
+drive(struct bench *b)
+{
+	uint32_t *ids = malloc(b->prompt * sizeof *ids), left = 0;
 	struct dcp_request r = {
 		.size = sizeof r, .input = DCP_INPUT_TOKENS,
 		.flags = DCP_IGNORE_EOS | DCP_TEMPERATURE,
 		.max_tokens = b->tokens, .data = ids,
 		.len = b->prompt * sizeof *ids,
 	};
-	uint64_t state = b->seed, id;
-	int rc = 0;
+	uint64_t state = b->seed;
+	int rc = CTL_OK;
 
 	if (ids == NULL)
 		return ctl_fail(CTL_FAILED, "out of memory");
-	for (uint32_t i = 0; i < b->streams && rc == 0; i++) {
+	for (uint32_t i = 0; i < b->streams && rc == CTL_OK; i++) {
 		for (uint32_t k = 0; k < b->prompt; k++)
 			ids[k] = (uint32_t)(draw(&state) % b->vocab);
 		r.user_data = i;
 		b->s[i].sent = now();
-		rc = dcp_submit(b->dcp, &r, &id);
+		rc = submit_one(b, &r, &left);
 	}
 	free(ids);
-	return rc == 0 ? CTL_OK : ctl_fail(CTL_FAILED, "submit: %s",
-	    dcp_error_text()[0] != '\0' ? dcp_error_text() : strerror(-rc));
-}
-
-static int
-collect(struct bench *b)
-{
-	const struct dcp_event *ev;
-	uint32_t left = b->streams;
-	struct stream *s;
-	double t;
-	int rc;
-
-	while (left > 0) {
-		rc = dcp_next(b->dcp, -1, &ev);
-		if (rc != 0)
-			return ctl_fail(CTL_FAILED, "%s", strerror(-rc));
-		t = now();
-		s = &b->s[ev->user_data];
-		if (ev->type == DCP_EV_ERROR) {
-			rc = ctl_fail(CTL_FAILED, "%.*s", (int)ev->text_len,
-			    ev->text);
-			dcp_event_release(b->dcp, ev);
-			return rc;
-		}
-		if (ev->n_tokens > 0) {
-			if (s->tokens == 0)
-				s->first = t;
-			else
-				b->gaps[b->n_gaps++] = (t - s->last) /
-				    ev->n_tokens;
-			s->last = t;
-			s->tokens += ev->n_tokens;
-		}
-		left -= ev->type == DCP_EV_DONE;
-		dcp_event_release(b->dcp, ev);
-	}
-	return CTL_OK;
+	while (rc == CTL_OK && left > 0)
+		rc = take_event(b, -1, &left);
+	return rc;
 }
 
 /* A counter's growth between two status objects; -1: not known. */
@@ -253,9 +272,7 @@ run(struct bench *b, const char *what)
 		rc = ask_vocab(b);
 	before = status();
 	if (rc == CTL_OK)
-		rc = submit_all(b);
-	if (rc == CTL_OK)
-		rc = collect(b);
+		rc = drive(b);
 	after = status();
 	if (rc == CTL_OK) {
 		o = result(b, before, after, what);
