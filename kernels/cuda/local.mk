@@ -1,0 +1,41 @@
+# libdcp_cuda.so: the backend of --device cuda, opened by dcpd when asked for.
+# Host code is compiled by nvcc, so it has flags of its own.
+EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
+	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
+	kernels/cuda/build.sh
+cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
+	kernels/cuda/product.cu kernels/cuda/attn_in.cu \
+	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \
+	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
+	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
+	kernels/cuda/select.cu
+
+if CUDA
+moduledir = $(pkglibdir)
+module_DATA = libdcp_cuda.so
+cuda_objects = $(cuda_sources:.cu=.o) kernels/cuda/dequant.o \
+	kernels/cuda/prim.o
+CLEANFILES += libdcp_cuda.so $(cuda_objects)
+NVCC_FLAGS = -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \
+	-Xcompiler -Wall,-fPIC,-fvisibility=hidden
+
+SUFFIXES = .cu
+.cu.o:
+	$(AM_V_GEN)$(MKDIR_P) $(@D) && \
+	    $(NVCC) $(NVCC_FLAGS) -I$(top_srcdir) -c $< -o $@
+$(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h \
+	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
+	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh
+
+# The loader shares the CPU's dequantisation.
+kernels/cuda/dequant.o: kernels/cpu/dequant.c kernels/cpu/prim.h
+kernels/cuda/prim.o: kernels/cpu/prim.c kernels/cpu/prim.h
+kernels/cuda/dequant.o kernels/cuda/prim.o:
+	$(AM_V_CC)$(MKDIR_P) $(@D) && $(CC) $(AM_CPPFLAGS) -I. $(DCPD_CFLAGS) \
+	    -O2 -ffunction-sections -fdata-sections \
+	    -c $(top_srcdir)/kernels/cpu/$(*F).c -o $@
+
+libdcp_cuda.so: $(cuda_objects)
+	$(AM_V_CCLD)$(NVCC) -shared $(cuda_objects) -o $@ -lcublasLt \
+	    -Xlinker --no-undefined,--gc-sections
+endif
