@@ -431,6 +431,57 @@ START_TEST(poll_on_the_fd_misses_nothing)
 }
 END_TEST
 
+/* Emits a token and the end at once, from the intake thread. */
+static int
+answer_at_once(void *arg, struct dcpd_submit *s, struct dcpd_err *err)
+{
+	uint32_t token = 1;
+	struct dcp_event ev = { .type = DCP_EV_DELTA, .tokens = &token,
+	    .n_tokens = 1 };
+
+	dcpd_ipc_emit(s->client, s->id, &ev);
+	ev = (struct dcp_event){ .type = DCP_EV_DONE };
+	dcpd_ipc_emit(s->client, s->id, &ev);
+	dcpd_submit_free(s);
+	return 0;
+}
+
+/*
+ * Both events may come between dcp_next's first look and its second: then
+ * the one it leaves behind has no byte of its own.
+ */
+START_TEST(poll_misses_no_event_that_came_during_a_look)
+{
+	static const struct dcpd_ipc_ops ops = { .submit = answer_at_once };
+	struct dcpd_ipc_config cfg = { .path = ring_temp_path("s4"),
+	    .vocab = 1000, .spin_us = 500 };
+	struct pollfd p = { .events = POLLIN };
+	const struct dcp_event *ev;
+	struct dcpd_ipc *ipc;
+	unsigned i, got;
+	uint64_t t;
+
+	ck_assert_int_eq(dcpd_ipc_start(&cfg, &ops, NULL, &ipc, NULL), 0);
+	ck_assert_int_eq(dcp_connect(cfg.path, TIMEOUT, &d), 0);
+	p.fd = dcp_fd(d);
+	for (i = 0; i < 20000; i++) {
+		submit(1, 1);
+		for (t = dcpd_now_ns() + i % 64 * 100; dcpd_now_ns() < t; )
+			;
+		for (got = 0; got < 2; ) {
+			if (dcp_next(d, 0, &ev) == 0) {
+				dcp_event_release(d, ev);
+				got++;
+			}
+			if (got < 2)
+				ck_assert_int_eq(poll(&p, 1, TIMEOUT), 1);
+		}
+	}
+	dcp_close(d);
+	dcpd_ipc_stop(ipc);
+}
+END_TEST
+
 START_TEST(server_info_arrives_among_events)
 {
 	const struct dcp_event *ev;
@@ -721,6 +772,7 @@ main(void)
 	tcase_add_test(t, largest_request_fits_a_larger_one_is_emsgsize);
 	tcase_add_test(t, quotas_of_a_uid_refuse_by_event);
 	tcase_add_test(t, poll_on_the_fd_misses_nothing);
+	tcase_add_test(t, poll_misses_no_event_that_came_during_a_look);
 	tcase_add_test(t, server_info_arrives_among_events);
 	tcase_add_test(t, huge_event_is_split_between_tokens_and_characters);
 	tcase_add_test(t, every_field_arrives);
