@@ -279,18 +279,25 @@ keys16(uint32_t *r, uint32_t st, const Place &p, uint32_t off)
 	    r[0], r[1], r[2], r[3]);
 }
 
-/* The same from e4m3. */
+/* The same from e4m3, in two steps, so that a load is under way while the one
+ * before it is converted: x[2] holds a thread's bytes of its two rows. */
 template <class S>
 __device__ inline void
-keys8(uint32_t *r, uint32_t st, const Place &p, uint32_t off)
+fetch8(uint32_t *x, uint32_t st, const Place &p, uint32_t off)
 {
 	uint32_t at = st + (16 * p.w + p.g) * S::pitch + off + 4 * p.c;
-	uint32_t x = lds32(at), y = lds32(at + 8 * S::pitch);
 
-	r[0] = e4m3x2_f16x2(x);
-	r[1] = e4m3x2_f16x2(y);
-	r[2] = e4m3x2_f16x2(x >> 16);
-	r[3] = e4m3x2_f16x2(y >> 16);
+	x[0] = lds32(at);
+	x[1] = lds32(at + 8 * S::pitch);
+}
+
+__device__ inline void
+keys8(uint32_t *r, const uint32_t *x)
+{
+	r[0] = e4m3x2_f16x2(x[0]);
+	r[1] = e4m3x2_f16x2(x[1]);
+	r[2] = e4m3x2_f16x2(x[0] >> 16);
+	r[3] = e4m3x2_f16x2(x[1] >> 16);
 }
 
 /* n 32-bit words at a. */
@@ -317,48 +324,64 @@ lds(uint32_t (&v)[N], uint32_t a)
 }
 
 /*
- * Values as A operand: 16 keys from `key` of a stage, the 128/W dimensions
- * that this warp owns, as 8/W tiles. A thread's dimensions are neighbours:
- * tile i holds the (2i)th as its row g and the (2i+1)th as row g + 8, so its
- * outputs are neighbours too. tab: f16 [4][64], the stage's scales / C.
+ * Values as A operand: 16 keys, the 128/W dimensions that this warp owns, as
+ * 8/W tiles. A thread's dimensions are neighbours: tile i holds the (2i)th as
+ * its row g and the (2i+1)th as row g + 8, so its outputs are neighbours too.
+ * Again in two steps: what a thread reads of keys k, k + 1 and k + 8, k + 9,
+ * k = 2c, and of their scales / C; then the operand.
  */
 template <class S>
+struct Raw {
+	static constexpr int n = S::bf16 ? S::tiles : S::tiles / 2;
+	uint32_t x[2][n], y[2][n], scale[2];
+};
+
+/* st: the stage; key: the first of the 16; tab: f16 [4][64], scales / C. */
+template <class S>
 __device__ inline void
-values(uint32_t *r, uint32_t st, const Place &p, int key, uint32_t tab)
+fetch_values(Raw<S> &v, uint32_t st, const Place &p, int key, uint32_t tab)
 {
-	constexpr int T = S::tiles, N = S::bf16 ? T : T / 2;
+	constexpr int T = S::tiles;
 	uint32_t k = key + 2 * p.c;
 	uint32_t d = 64 * T * p.wg + 16 * T * p.w + 2 * T * p.g;
 
 #pragma unroll
-	for (int u = 0; u < 2; u++) {		/* keys k, k+1; then + 8 */
-		uint32_t at = st + (k + 8 * u) * S::pitch;
-		uint32_t x[N], y[N], sc;
+	for (int u = 0; u < 2; u++) {
+		uint32_t at = st + (k + 8 * u) * S::pitch +
+		    (S::bf16 ? 2 * d : d);
 
-		at += S::bf16 ? 2 * d : d;
-		lds<N>(x, at);
-		lds<N>(y, at + S::pitch);
-		if (S::bf16) {
-#pragma unroll
-			for (int i = 0; i < T; i++) {
-				r[4 * i + 2 * u] =
-				    __byte_perm(x[i % N], y[i % N], 0x5410);
-				r[4 * i + 2 * u + 1] =
-				    __byte_perm(x[i % N], y[i % N], 0x7632);
-			}
-			continue;
-		}
-		sc = lds32(tab + (d / 128 * KEYS + k + 8 * u) * 2);
-#pragma unroll
-		for (int i = 0; i < T; i++) {
-			uint32_t v = __byte_perm(x[i / 2 % N], y[i / 2 % N],
-			    i % 2 ? 0x7362 : 0x5140);
-
-			r[4 * i + 2 * u] = mul_f16x2(e4m3x2_f16x2(v), sc);
-			r[4 * i + 2 * u + 1] =
-			    mul_f16x2(e4m3x2_f16x2(v >> 16), sc);
-		}
+		lds<Raw<S>::n>(v.x[u], at);
+		lds<Raw<S>::n>(v.y[u], at + S::pitch);
+		if (!S::bf16)
+			v.scale[u] = lds32(tab + (d / 128 * KEYS + k + 8 * u) *
+			    2);
 	}
+}
+
+template <class S>
+__device__ inline void
+values(uint32_t *r, const Raw<S> &v)
+{
+	constexpr int N = Raw<S>::n;
+
+#pragma unroll
+	for (int u = 0; u < 2; u++)
+#pragma unroll
+		for (int i = 0; i < S::tiles; i++) {
+			uint32_t &r0 = r[4 * i + 2 * u], &r1 = (&r0)[1], w;
+
+			if (S::bf16) {
+				r0 = __byte_perm(v.x[u][i % N], v.y[u][i % N],
+				    0x5410);
+				r1 = __byte_perm(v.x[u][i % N], v.y[u][i % N],
+				    0x7632);
+				continue;
+			}
+			w = __byte_perm(v.x[u][i / 2 % N], v.y[u][i / 2 % N],
+			    i % 2 ? 0x7362 : 0x5140);
+			r0 = mul_f16x2(e4m3x2_f16x2(w), v.scale[u]);
+			r1 = mul_f16x2(e4m3x2_f16x2(w >> 16), v.scale[u]);
+		}
 }
 
 /* The accumulators of a thread. */
@@ -408,8 +431,12 @@ __device__ inline void
 score(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
 {
 	constexpr int B = S::qb, PER = 8 / B;	/* batches of a tile */
-	uint32_t r[2][4 * B];
+	uint32_t r[2][4 * B], raw[2 * B];
 	float sc[2][4];
+
+#pragma unroll
+	for (int i = 0; i < B && !S::bf16; i++)
+		fetch8<S>(raw + 2 * i, st, p, 16 * i);
 
 #pragma unroll
 	for (int u = 0; u < 2 && !S::bf16; u++) {
@@ -439,8 +466,13 @@ score(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
 				keys16<S>(x + 4 * i, st, p,
 				    528 + 32 * (k - 32));
 			else
-				keys8<S>(x + 4 * i, st, p, 16 * k);
+				keys8(x + 4 * i, raw + 2 * i);
 		}
+#pragma unroll
+		for (int i = 0; i < B; i++)
+			if (!S::bf16 && b + 1 < 4 * PER)
+				fetch8<S>(raw + 2 * i, st, p,
+				    16 * ((b + 1) * B + i));
 		if (!S::bf16 && b > 0 && b % PER == 0 && b <= 4 * PER) {
 			int t = b / PER;	/* the tile that begins */
 
@@ -452,6 +484,7 @@ score(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
 			    __fdividef(sc[1][t - 1], sc[1][t % 4]));
 			wg_pin(s);
 		}
+		wg_ready<4 * B>(x);
 		wg_fence();
 #pragma unroll
 		for (int i = 0; i < B; i++) {
@@ -621,16 +654,26 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 	bar_sync(BAR_P, S::work);
 }
 
-/* o += V^T p over 16 keys, the kth 16 of the round; st: their stage. */
+/* The kth 16 keys of a round that begins with stage i0. */
 template <class S>
 __device__ inline void
-add16(Acc<S> &a, uint32_t *r, const Place &p, uint32_t st, uint32_t smem,
-    uint32_t k)
+fetch16(Raw<S> &v, const Place &p, uint32_t smem, uint32_t i0, uint32_t k)
 {
-	uint32_t j = k / 4;	/* stage of the round */
-	uint64_t d = desc128(smem + S::p_off + j * S::nh * 128 + k % 4 * 32);
+	uint32_t st = smem + S::stage_off + (i0 + k / 4) % S::stages * S::stage;
 
-	values<S>(r, st, p, k % 4 * 16, smem + S::tab_off + j * 4 * KEYS * 2);
+	fetch_values<S>(v, st, p, k % 4 * 16,
+	    smem + S::tab_off + k / 4 * 4 * KEYS * 2);
+}
+
+/* o += V^T p over these keys. */
+template <class S>
+__device__ inline void
+add16(Acc<S> &a, uint32_t *r, uint32_t smem, uint32_t k)
+{
+	uint64_t d = desc128(smem + S::p_off + k / 4 * S::nh * 128 +
+	    k % 4 * 32);
+
+	wg_ready<4 * S::tiles>(r);
 	wg_fence();
 #pragma unroll
 	for (int i = 0; i < S::tiles; i++)
@@ -638,42 +681,48 @@ add16(Acc<S> &a, uint32_t *r, const Place &p, uint32_t st, uint32_t smem,
 	wg_commit();
 }
 
-/* The same over all keys of a round that begins with stage i0. */
+template <class S>
+__device__ inline void
+pin_o(Acc<S> &a)
+{
+#pragma unroll
+	for (int i = 0; i < S::tiles; i++)
+		wg_pin(a.o[i]);
+}
+
+/* The same over all keys of the round. */
 template <class S>
 __device__ inline void
 accumulate(Acc<S> &a, const Place &p, uint32_t smem, uint32_t i0, uint32_t n)
 {
 	constexpr int D = S::depth;
 	uint32_t r[D][4 * S::tiles], empty = smem + S::bar_off + 64;
+	Raw<S> v;
 
-#pragma unroll
-	for (int i = 0; i < S::tiles; i++)
-		wg_pin(a.o[i]);
+	fetch16<S>(v, p, smem, i0, 0);
+	pin_o(a);
 	if (n - i0 * KEYS >= S::wgs * KEYS) {
 #pragma unroll
 		for (int k = 0; k < S::wgs * 4; k++) {
-			uint32_t s = (i0 + k / 4) % S::stages;
-
-			add16<S>(a, r[k % D], p, smem + S::stage_off +
-			    s * S::stage, smem, k);
+			values<S>(r[k % D], v);
+			if (k + 1 < S::wgs * 4)
+				fetch16<S>(v, p, smem, i0, k + 1);
+			add16<S>(a, r[k % D], smem, k);
 			wg_wait<D - 1>();
 			if (k % 4 == 3 && p.lane == 0)	/* all read */
-				mbar_arrive(empty + s * 8);
+				mbar_arrive(empty + (i0 + k / 4) % S::stages *
+				    8);
 		}
 		wg_wait<0>();
-#pragma unroll
-		for (int i = 0; i < S::tiles; i++)
-			wg_pin(a.o[i]);
+		pin_o(a);
 	} else {	/* the last keys of the list: nobody waits for empty */
 		for (uint32_t k = 0; k * 16 < n - i0 * KEYS; k++) {
-			uint32_t s = (i0 + k / 4) % S::stages;
-
-			add16<S>(a, r[0], p, smem + S::stage_off +
-			    s * S::stage, smem, k);
+			values<S>(r[0], v);
+			if ((k + 1) * 16 < n - i0 * KEYS)
+				fetch16<S>(v, p, smem, i0, k + 1);
+			add16<S>(a, r[0], smem, k);
 			wg_wait<0>();
-#pragma unroll
-		for (int i = 0; i < S::tiles; i++)
-			wg_pin(a.o[i]);
+			pin_o(a);
 		}
 	}
 }
@@ -1112,8 +1161,7 @@ struct Entry {
 
 Entry fp8_entries[] = {
 	ENTRY(false, 64, 2, 10.0, 2.7, 0), ENTRY(false, 32, 2, 6.2, 1.85, 2.5),
-	ENTRY(false, 32, 4, 6.9, 1.9, 2.3), ENTRY(false, 16, 4, 4.9, 1.75, 1.5),
-	ENTRY(false, 8, 4, 4.1, 1.45, 1.0),
+	ENTRY(false, 16, 4, 4.9, 1.75, 1.5), ENTRY(false, 8, 4, 4.1, 1.45, 1.0),
 };
 Entry bf16_entries[] = {
 	ENTRY(true, 32, 2, 6.4, 1.9, 2.5), ENTRY(true, 16, 2, 5.4, 1.75, 1.5),

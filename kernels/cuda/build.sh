@@ -1,7 +1,8 @@
 #!/bin/sh
-# Build the CUDA kernels and their test programs, one file at a time:
+# Build the kernels of dcpg.h and their test programs, one file at a time:
 #   kernels/cuda/build.sh OUTDIR
-# leaves libdcpg.so, kernel_test and kernel_bench there. NVCC names the compiler.
+# leaves libdcpg.so, kernel_test and kernel_bench there; the backend that calls
+# them is not among it. NVCC names the compiler.
 set -e
 cd "$(dirname "$0")/../.."
 out=${1:?usage: kernels/cuda/build.sh OUTDIR}
@@ -20,9 +21,9 @@ build() {	# SOURCE: compiled when it or a header is newer than its object
 }
 
 objs=
-for f in kernels/cuda/*.cu; do
-	build "$f"
-	objs="$objs $out/$(basename "$f" .cu).o"
+for f in attend index select init; do
+	build "kernels/cuda/$f.cu"
+	objs="$objs $out/$f.o"
 done
 build tests/gpu/kernel_test.cu
 build tests/gpu/kernel_bench.cu

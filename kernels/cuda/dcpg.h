@@ -133,6 +133,8 @@ struct dcpg_select {
 	const uint32_t *offered;
 	uint32_t cap;
 	uint32_t *overflow;
+	uint32_t *clear;	/* set to zero when read, for the next scores:
+				   the histogram to which they add, or NULL */
 };
 
 int dcpg_select(const struct dcpg_select *, void *stream);

@@ -36,23 +36,31 @@ score_digit(float x)
 	return (h & 0x8000u ? ~h & 0xffffu : h | 0x8000u) >> 5;
 }
 
-/* The key of the f16 number with orderly bits h. */
+/*
+ * The least key whose digit is at least d. Between the f16 numbers a and b on
+ * both sides of the boundary it is their middle m, exact in f32: of m's two
+ * neighbours the even one gets it, b above zero, a below. Past the largest f16
+ * the next step, 65536, stands for infinity.
+ */
 __device__ inline uint32_t
-half_key(uint32_t h)
+digit_first_key(uint32_t d)
 {
-	h = h & 0x8000u ? h & 0x7fffu : ~h & 0xffffu;
-	return score_key(__half2float(__ushort_as_half((uint16_t)h)));
-}
+	float m[2];
 
-/* Keys of scores with digit d lie in [lo, hi]; not tight. */
-__device__ inline void
-digit_range(uint32_t d, uint32_t *lo, uint32_t *hi)
-{
-	/* The neighbours' f16 numbers; outside -inf..+inf there are none. */
-	uint32_t a = d * 32, b = d * 32 + 32;
+	if (d <= 31)		/* -inf and less: all but NaN, then all */
+		return d > 0 ? 1 : 0;
+	if (d > 2016)		/* above +inf */
+		return ~0u;
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		uint32_t h = d * 32 - 1 + i;	/* orderly bits of a, b */
 
-	*lo = a <= 0x0400 ? 0 : half_key(a - 1);
-	*hi = b >= 0xfbff ? ~0u : half_key(b);
+		h = h & 0x8000u ? h & 0x7fffu : ~h & 0xffffu;
+		m[i] = (h & 0x7fff) == 0x7c00 ? (h & 0x8000 ? -65536.0f :
+		    65536.0f) : __half2float(__ushort_as_half((uint16_t)h));
+	}
+	m[0] = m[0] * 0.5f + m[1] * 0.5f;
+	return score_key(m[0]) + (d < 1024);
 }
 
 /* Total order of all keys: score descending, position ascending. */

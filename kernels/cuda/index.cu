@@ -151,17 +151,18 @@ operand(uint32_t (&r)[16], const Piece &x)
 
 /* grid: (runs, rows). */
 template <int H>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, 3)
 score_kernel(const struct dcpg_index_score g, uint32_t run)
 {
 	__shared__ __align__(1024) uint8_t q[H * 128];
 	__shared__ uint32_t hist[DCPG_BINS];
+	__shared__ __align__(16) float wt[H];
 	uint32_t row = blockIdx.y, lane = threadIdx.x % 32;
 	uint32_t wg = threadIdx.x / 128, w = threadIdx.x / 32 % 4;
 	uint32_t c = lane % 4, at = 16 * w + lane / 4;
 	uint32_t first, end;
 	const uint32_t *table;
-	float wt[H / 4], d[H / 2];
+	float d[H / 2];
 	uint32_t r[16];
 	uint64_t desc = desc128(smem_addr(q));
 	Piece next;
@@ -179,9 +180,8 @@ score_kernel(const struct dcpg_index_score g, uint32_t run)
 	if (first < end)
 		fetch(next, g, table, first + at, end, c);
 	load_q8<H>(g.q8 + (size_t)row * H * 128, smem_addr(q));
-#pragma unroll
-	for (int j = 0; j < H / 4; j++)
-		wt[j] = g.w[(size_t)row * H + j / 2 * 8 + 2 * c + j % 2];
+	if (threadIdx.x < H)
+		wt[threadIdx.x] = g.w[(size_t)row * H + threadIdx.x];
 	fence_async();
 	__syncthreads();
 
@@ -204,11 +204,17 @@ score_kernel(const struct dcpg_index_score g, uint32_t run)
 		wg_wait<0>();
 		wg_pin(d);
 #pragma unroll
-		for (int j = 0; j < H / 4; j++)
+		for (int j = 0; j < H / 8; j++) {
+			uint2 x = lds64(smem_addr(wt + 8 * j + 2 * c));
+
 #pragma unroll
-			for (int u = 0; u < 2; u++)
-				sum[u] += wt[j] * fmaxf(d[j / 2 * 4 + j % 2 +
-				    2 * u], 0.0f);
+			for (int u = 0; u < 2; u++) {
+				sum[u] += __uint_as_float(x.x) *
+				    fmaxf(d[4 * j + 2 * u], 0.0f);
+				sum[u] += __uint_as_float(x.y) *
+				    fmaxf(d[4 * j + 2 * u + 1], 0.0f);
+			}
+		}
 #pragma unroll
 		for (int u = 0; u < 2; u++) {
 			sum[u] += __shfl_xor_sync(~0u, sum[u], 1);
@@ -232,16 +238,16 @@ score_kernel(const struct dcpg_index_score g, uint32_t run)
 			atomicAdd(&g.hist[row * DCPG_BINS + i], hist[i]);
 }
 
-/* Runs of whole tiles that give every SM its blocks, and none too short: a
- * block's start costs about as much as 512 keys. */
+/* Runs of whole rounds such that all blocks run at once, 3 an SM, nearly the
+ * same each. */
 uint32_t
 choose_run(const struct dcpg_index_score *a)
 {
-	uint32_t per_row = (132 * 4 + a->rows - 1) / a->rows, run;
+	uint32_t runs = 132 * 3 / a->rows, run;
 
-	run = (a->max_len + per_row - 1) / per_row;
-	run = (run + WGS * TILE - 1) / (WGS * TILE) * (WGS * TILE);
-	return run < 512 ? 512 : run;
+	runs = runs < 1 ? 1 : runs;
+	run = (a->max_len + runs - 1) / runs;
+	return (run + WGS * TILE - 1) / (WGS * TILE) * (WGS * TILE);
 }
 
 }	/* namespace */

@@ -293,6 +293,16 @@ wg_pin(float (&d)[N])
 		asm volatile("" : "+f"(d[i]) :: "memory");
 }
 
+/* The A operand is complete here, not later. */
+template <int N>
+__device__ inline void
+wg_ready(uint32_t *a)
+{
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		asm volatile("" : "+r"(a[i]) :: "memory");
+}
+
 /*
  * d[64][N] (+)= a[64][16] * b[N][16]^T, a in registers. The registers of d and
  * a belong to the tensor cores until wg_wait. keep = 0 forgets the old d.

@@ -3,15 +3,16 @@
  * histograms, then the winners compacted to a list of pool rows. dcpg.h says
  * what is computed; digit.cuh orders the scores.
  *
- * A cluster of 1..8 blocks owns one query row, each block a run of its keys,
- * which it keeps in shared memory when it fits. The score kernel's histogram
- * names the bin of the k-th best. Keys of that bin are narrowed down by their
- * composite key, 11 bits a round over the interval that is left: rounds rarely
- * exceed two, and ties, which the position decides, only add rounds. Counts of
- * a round are added in every block's shared memory, so all blocks take the
- * same branches.
+ * A cluster of 1..8 blocks owns one query row, each block a run of its keys.
+ * The score kernel's histogram names the bin of the k-th best. One pass over
+ * the scores sets a bit for every key above the bin and keeps the bin's own.
+ * Those are narrowed down by their composite key, 11 bits a round over the
+ * interval that is left: rounds rarely exceed two, and ties, which the position
+ * decides, only add rounds. Counts of a round are added in every block's shared
+ * memory, so all blocks take the same branches. Winners get their bits, and the
+ * bits become the list.
  *
- * Shared memory: scores 64 KB, boundary keys 32 KB, two histograms 16 KB. Bytes
+ * Shared memory: bits 32 KB, boundary keys 32 KB, two histograms 16 KB. Bytes
  * that must move: 4 per score, 8 KB of histogram, 4 per winner.
  */
 #include <cuda_runtime.h>
@@ -25,7 +26,7 @@ namespace dcpg {
 namespace {
 
 constexpr uint32_t THREADS = 512, WARPS = THREADS / 32;
-constexpr uint32_t CACHE = 16384;	/* scores kept in shared memory */
+constexpr uint32_t RUN = 262144;	/* most keys of a block: their bits */
 constexpr uint32_t KEPT = 4096;		/* boundary keys kept there */
 
 struct Scan {
@@ -34,7 +35,7 @@ struct Scan {
 };
 
 struct Shared {
-	float score[CACHE];
+	uint32_t bits[RUN / 32];
 	uint64_t edge[KEPT];
 	uint32_t hist[2][DCPG_BINS];
 	uint32_t edges;			/* found, maybe more than KEPT */
@@ -42,10 +43,11 @@ struct Shared {
 	Scan scan;
 };
 
-/* The boundary: keys of digits above bin win, those of bin win from `from` on.
- * need of the bin's in_bin keys win. */
+/* The boundary: keys from hi on win, those of the bin from composite key `from`
+ * on; need of the bin's in_bin keys win. */
 struct Edge {
-	uint32_t bin, need, in_bin;
+	uint32_t need, in_bin;
+	uint32_t lo, hi;	/* the bin's keys: lo <= key < hi */
 	uint64_t from;
 };
 
@@ -114,16 +116,17 @@ find_bin(Scan &s, const uint32_t *hist, uint32_t need)
 	return s.in_bin != 0;
 }
 
-/* The boundary as far as the first digit tells. Everything wins: bin 0. */
+/* The boundary as far as the first digit tells. Fewer than k keys: all win. */
 __device__ inline Edge
 first_edge(Scan &s, const uint32_t *hist, uint32_t k)
 {
-	Edge e = { 0, 0, 0, 0 };
+	Edge e = { 0, 0, 0, 0, 0 };
 
 	if (find_bin(s, hist, k)) {
-		e.bin = s.bin;
 		e.need = s.need;
 		e.in_bin = s.in_bin;
+		e.lo = digit_first_key(s.bin);
+		e.hi = digit_first_key(s.bin + 1);
 	}
 	return e;
 }
@@ -134,47 +137,58 @@ struct Run {
 	const float *score;	/* [n] */
 };
 
-/* Own run to shared memory if it fits; its boundary keys to s.edge. */
+/*
+ * One pass over the run: a bit for every key that wins by its digit alone, and
+ * the boundary's keys to s.edge when only some of them win. A thread takes 4
+ * neighbours; 8 lanes make a word of bits.
+ */
 __device__ inline void
-collect(Shared &s, const struct dcpg_select &g, Run &run, const Edge &e,
-    bool edges)
+collect(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
 {
-	bool keep = run.n <= CACHE;
-	uint32_t n4 = run.n / 4;
+	constexpr uint32_t DEEP = 4;		/* loads in flight */
+	bool some = e.need < e.in_bin && g.ranks == 1;
+	uint32_t least = e.need < e.in_bin ? e.hi : e.lo, lane = threadIdx.x % 32;
 
-	for (uint32_t i = threadIdx.x; i < n4 + 1; i += THREADS) {
-		float x[4];
-		uint32_t m = i < n4 ? 4 : run.n % 4;
+	for (uint32_t i0 = threadIdx.x * 4; i0 - lane * 4 < run.n;
+	    i0 += THREADS * 4 * DEEP) {
+		float4 v[DEEP];
 
-		if (m == 4) {
-			float4 v = *(const float4 *)(run.score + 4 * i);
+#pragma unroll
+		for (uint32_t u = 0; u < DEEP; u++) {
+			uint32_t i = i0 + u * THREADS * 4;
 
-			x[0] = v.x;
-			x[1] = v.y;
-			x[2] = v.z;
-			x[3] = v.w;
-			if (keep)
-				*(float4 *)(s.score + 4 * i) = v;
+			/* Scores of a row are padded to a multiple of 4. */
+			if (i < run.n)
+				v[u] = *(const float4 *)(run.score + i);
 		}
-		for (uint32_t u = 0; u < m; u++) {
-			uint32_t j = run.first + 4 * i + u, at;
+#pragma unroll
+		for (uint32_t u = 0; u < DEEP; u++) {
+			uint32_t i = i0 + u * THREADS * 4, bits = 0;
+			float x[4] = { v[u].x, v[u].y, v[u].z, v[u].w };
 
-			if (m < 4) {
-				x[u] = run.score[4 * i + u];
-				if (keep)
-					s.score[4 * i + u] = x[u];
+#pragma unroll
+			for (uint32_t t = 0; t < 4; t++) {
+				uint32_t key = score_key(x[t]), at;
+
+				if (i + t >= run.n)
+					continue;
+				bits |= (key >= least) << t;
+				if (!some || key < e.lo || key >= e.hi)
+					continue;
+				at = atomicAdd(&s.edges, 1);
+				if (at < KEPT)
+					s.edge[at] = composite(key, (run.first +
+					    i + t) * g.ranks + g.rank);
 			}
-			if (!edges || score_digit(x[u]) != e.bin)
-				continue;
-			at = atomicAdd(&s.edges, 1);
-			if (at < KEPT)
-				s.edge[at] = composite(score_key(x[u]),
-				    j * g.ranks + g.rank);
+			bits <<= lane % 8 * 4;
+			bits |= __shfl_xor_sync(~0u, bits, 1);
+			bits |= __shfl_xor_sync(~0u, bits, 2);
+			bits |= __shfl_xor_sync(~0u, bits, 4);
+			if (lane % 8 == 0 && i < run.n)
+				s.bits[i / 32] = bits;
 		}
 	}
 	__syncthreads();
-	if (keep)
-		run.score = s.score;
 }
 
 /* Count a boundary key, in every block of the cluster, if it lies in
@@ -196,7 +210,7 @@ count_key(uint64_t c, uint64_t lo, uint64_t hi, uint32_t shift, uint32_t hist,
 /* Count this block's part of the boundary keys: its own, or of all ranks'. */
 __device__ inline void
 count_keys(Shared &s, const struct dcpg_select &g, const Run &run,
-    const Edge &e, uint64_t lo, uint64_t hi, uint32_t shift, uint32_t *hist)
+    uint64_t lo, uint64_t hi, uint32_t shift, uint32_t *hist)
 {
 	uint32_t h = smem_addr(hist), blocks = gridDim.x, row = blockIdx.y;
 
@@ -215,9 +229,8 @@ count_keys(Shared &s, const struct dcpg_select &g, const Run &run,
 			count_key(s.edge[i], lo, hi, shift, h, blocks);
 	} else {
 		for (uint32_t i = threadIdx.x; i < run.n; i += THREADS)
-			if (score_digit(run.score[i]) == e.bin)
-				count_key(composite(score_key(run.score[i]),
-				    run.first + i), lo, hi, shift, h, blocks);
+			count_key(composite(score_key(run.score[i]),
+			    run.first + i), lo, hi, shift, h, blocks);
 	}
 }
 
@@ -225,18 +238,15 @@ count_keys(Shared &s, const struct dcpg_select &g, const Run &run,
 __device__ inline void
 narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e)
 {
-	uint32_t lo32, hi32, need = e.need;
-	uint64_t lo, hi;
+	uint32_t need = e.need;
+	uint64_t lo = (uint64_t)e.lo << 32, hi = ((uint64_t)e.hi << 32) - 1;
 
-	digit_range(e.bin, &lo32, &hi32);
-	lo = (uint64_t)lo32 << 32;
-	hi = (uint64_t)hi32 << 32 | ~0u;
 	for (uint32_t round = 0;; round++) {
 		uint32_t *hist = s.hist[round % 2];
 		uint32_t bits = 64 - __clzll((long long)(hi - lo));
 		uint32_t shift = bits > 11 ? bits - 11 : 0;
 
-		count_keys(s, g, run, e, lo, hi, shift, hist);
+		count_keys(s, g, run, lo, hi, shift, hist);
 		cluster_sync(gridDim.x);
 		find_bin(s.scan, hist, need);
 		need = s.scan.need;
@@ -253,50 +263,60 @@ narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e)
 	e.from = lo;
 }
 
-/* Write the winners of the run behind those of the blocks before it. */
+/* Bits for those of the boundary's keys that win. */
 __device__ inline void
-emit(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
+mark(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
 {
-	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32, row = blockIdx.y;
-	uint32_t per = (run.n + THREADS - 1) / THREADS * 32, n = 0, at;
-	uint32_t first = min(run.n, w * per), end = min(run.n, first + per);
+	if (g.ranks == 1 && s.edges <= KEPT) {
+		for (uint32_t i = threadIdx.x; i < s.edges; i += THREADS) {
+			uint32_t j = ~(uint32_t)s.edge[i] - run.first;
+
+			if (s.edge[i] >= e.from)
+				atomicOr(&s.bits[j / 32], 1u << j % 32);
+		}
+	} else {
+		for (uint32_t i = threadIdx.x; i < run.n; i += THREADS) {
+			uint32_t key = score_key(run.score[i]);
+
+			if (key >= e.lo && key < e.hi && composite(key,
+			    (run.first + i) * g.ranks + g.rank) >= e.from)
+				atomicOr(&s.bits[i / 32], 1u << i % 32);
+		}
+	}
+	__syncthreads();
+}
+
+/* The bits become rows, behind those of the blocks before. A thread takes
+ * neighbouring words, so the list is ascending. */
+__device__ inline void
+emit(Shared &s, const struct dcpg_select &g, const Run &run)
+{
+	uint32_t row = blockIdx.y, words = (run.n + 31) / 32, n = 0, at;
+	uint32_t per = (words + THREADS - 1) / THREADS;
+	uint32_t first = min(words, threadIdx.x * per);
+	uint32_t end = min(words, first + per);
 	const uint32_t *table = g.table + g.table_at[row];
+	uint32_t *list = g.list + (size_t)row * g.list_stride;
 
-	auto wins = [&](uint32_t i) {
-		float x;
-		uint32_t d;
-
-		if (i >= end)
-			return false;
-		x = run.score[i];
-		d = score_digit(x);
-		return d > e.bin || (d == e.bin && composite(score_key(x),
-		    (run.first + i) * g.ranks + g.rank) >= e.from);
-	};
-
-	for (uint32_t i = first + lane; i - lane < end; i += 32)
-		n += __popc(__ballot_sync(~0u, wins(i)));
-	at = block_sum(lane == 31 ? n : 0, s.scan.warp);
+	for (uint32_t i = first; i < end; i++)
+		n += __popc(s.bits[i]);
+	at = block_sum(n, s.scan.warp);
 	if (threadIdx.x == THREADS - 1)
 		for (uint32_t r = 0; r < gridDim.x; r++)
 			asm volatile("st.shared::cluster.u32 [%0], %1;" ::
 			    "r"(cluster_map(smem_addr(&s.total[blockIdx.x]),
 			    r)), "r"(at) : "memory");
+	at -= n;
 	cluster_sync(gridDim.x);
-	at = __shfl_sync(~0u, at, 31) - n;
 	for (uint32_t r = 0; r < blockIdx.x; r++)
 		at += s.total[r];
-	for (uint32_t i = first + lane; i - lane < end; i += 32) {
-		bool win = wins(i);
-		uint32_t mask = __ballot_sync(~0u, win), j = run.first + i;
+	for (uint32_t i = first; i < end; i++)
+		for (uint32_t b = s.bits[i]; b != 0; b &= b - 1) {
+			uint32_t j = run.first + i * 32 + __ffs(b) - 1;
 
-		if (win)
-			g.list[(size_t)row * g.list_stride + at +
-			    __popc(mask & ((1u << lane) - 1))] =
-			    table[j / g.page_rows] * g.page_rows +
+			list[at++] = table[j / g.page_rows] * g.page_rows +
 			    j % g.page_rows;
-		at += __popc(mask);
-	}
+		}
 	if (blockIdx.x == 0 && threadIdx.x == 0) {
 		uint32_t all = 0;
 
@@ -304,6 +324,10 @@ emit(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
 			all += s.total[r];
 		g.count[row] = all;
 	}
+	/* All blocks have read the histogram: they have counted. */
+	if (g.clear != NULL && blockIdx.x == 0)
+		for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
+			g.clear[(size_t)row * DCPG_BINS + i] = 0;
 }
 
 /* Some rank had more boundary keys than an offer holds. */
@@ -322,7 +346,7 @@ overflowed(const struct dcpg_select &g)
 }
 
 /* grid: (blocks of a cluster, rows). */
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS, 2)
 select_kernel(const struct dcpg_select g)
 {
 	extern __shared__ __align__(16) uint8_t mem[];
@@ -335,22 +359,23 @@ select_kernel(const struct dcpg_select g)
 		s.hist[0][i] = 0;
 	if (threadIdx.x == 0)
 		s.edges = 0;
+	cluster_sync(gridDim.x);	/* all histograms are clear */
 	launch_wait();
 	launch_next();
 	len = g.len[row];
-	per = ((len + gridDim.x - 1) / gridDim.x + 3) & ~3u;
+	per = ((len + gridDim.x - 1) / gridDim.x + 31) & ~31u;
 	run.first = min(len, blockIdx.x * per);
 	run.n = min(len, run.first + per) - run.first;
 	run.score = g.score + (size_t)row * g.stride + run.first;
 	if (overflowed(g))
 		return;
 	e = first_edge(s.scan, g.hist + (size_t)row * DCPG_BINS, g.k);
-	collect(s, g, run, e, g.ranks == 1 && e.need < e.in_bin);
-	cluster_sync(gridDim.x);	/* all histograms are clear */
-	if (e.need < e.in_bin)
+	collect(s, g, run, e);
+	if (e.need < e.in_bin) {
 		narrow(s, g, run, e);
-	emit(s, g, run, e);
-	cluster_sync(gridDim.x);	/* nobody leaves while others add */
+		mark(s, g, run, e);
+	}
+	emit(s, g, run);
 }
 
 /* grid: (runs, rows). */
@@ -369,7 +394,7 @@ offer_kernel(const struct dcpg_select g, uint64_t *offers, uint32_t *offered)
 		float x = g.score[(size_t)row * g.stride + j];
 		uint32_t at;
 
-		if (score_digit(x) != e.bin)
+		if (score_key(x) < e.lo || score_key(x) >= e.hi)
 			continue;
 		at = atomicAdd(&offered[slot], 1);
 		if (at < g.cap)
@@ -384,6 +409,7 @@ valid(const struct dcpg_select *a)
 	return a->rows > 0 && a->rows <= 65535 && a->k > 0 &&
 	    a->k <= a->list_stride && a->max_len > 0 &&
 	    a->max_len <= a->stride && a->stride % 4 == 0 &&
+	    a->max_len <= 8 * RUN &&
 	    a->page_rows > 0 && 64 % a->page_rows == 0 && a->ranks > 0 &&
 	    a->rank < a->ranks;
 }
@@ -412,9 +438,9 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 	if (!valid(a) || (a->ranks > 1 && (a->offers == NULL ||
 	    a->offered == NULL || a->overflow == NULL)))
 		return -EINVAL;
-	/* One wave where possible; no block with less than 2048 keys. */
-	while (blocks > 1 && (a->rows * blocks > 120 ||
-	    a->max_len < blocks * 2048))
+	/* One wave where possible; no block with less than 1024 keys. */
+	while (blocks > 1 && a->max_len <= blocks / 2 * RUN &&
+	    (a->rows * blocks > 240 || a->max_len < blocks * 1024))
 		blocks /= 2;
 	at[0].id = cudaLaunchAttributeClusterDimension;
 	at[0].val.clusterDim.x = blocks;

@@ -510,7 +510,7 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	std::vector<Buf<uint32_t> *> dlens;
 	struct dcpg_select a = { nullptr, dh.d, dt.d, da.d, nullptr, list.d,
 	    count.d, rows, stride, max, k, P, k, 0, D, offers.d, offered.d,
-	    cap, over.d };
+	    cap, over.d, nullptr };
 	for (uint32_t pass = 0; pass < 2; pass++)
 		for (uint32_t d = 0; d < D; d++) {
 			if (pass == 0) {
