@@ -88,6 +88,26 @@ ban(struct adjusts *a, uint32_t token)
 	return 0;
 }
 
+/* A token may be named more than once: the sum counts. */
+static int
+add_biases(struct req *r, struct dcpd_err *err)
+{
+	const struct dcp_logit_bias *b = r->sub->bias;
+	struct dcpk_adjust *a;
+
+	for (uint32_t i = 0; i < r->sub->p.n_logit_bias; i++) {
+		a = entry(&r->adj, b[i].token);
+		if (a == NULL)
+			return dcpd_fail(err, -ENOMEM, "prompt: out of memory");
+		a->bias += b[i].bias;
+		if (isnan(a->bias))
+			return dcpd_fail(err, -EINVAL, "logit_bias %u: id %u "
+			    "has +inf and -inf, which have no sum; give one "
+			    "of them", i, b[i].token);
+	}
+	return 0;
+}
+
 static int
 fill_adjusts(struct req *r)
 {
@@ -95,12 +115,6 @@ fill_adjusts(struct req *r)
 	const struct dcp_request *p = &r->sub->p;
 	struct dcpk_adjust *a;
 
-	for (uint32_t i = 0; i < p->n_logit_bias; i++) {
-		a = entry(&r->adj, r->sub->bias[i].token);
-		if (a == NULL)
-			return -ENOMEM;
-		a->bias += r->sub->bias[i].bias;
-	}
 	if (r->params.repetition != 1)
 		for (size_t i = 0; i < r->ids.n; i++) {
 			a = entry(&r->adj, r->ids.v[i]);
@@ -429,6 +443,7 @@ encode(struct req *r, struct dcpd_err *err)
 	    (rc = parse_options(r, err)) != 0 ||
 	    (rc = take_prompt(r, &thinking, err)) != 0 ||
 	    (rc = take_size(r, err)) != 0 ||
+	    (rc = add_biases(r, err)) != 0 ||
 	    (rc = open_output(r, thinking, err)) != 0)
 		return rc;
 	fill_params(r);

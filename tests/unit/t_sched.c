@@ -455,6 +455,8 @@ START_TEST(bad_requests_are_refused_by_name)
 		    "logit_bias 0" },
 		{ WITH(.bias = { { 1, NAN } }, .n_bias = 1), -EINVAL,
 		    "logit_bias 0" },
+		{ WITH(.bias = { { 1, INFINITY }, { 1, -INFINITY } },
+		    .n_bias = 2), -EINVAL, "logit_bias 1: id 1 has +inf" },
 		{ WITH(.stop = { "x" }), -ENOTSUP, "no tokenizer.json" },
 		{ WITH(.options = "{"), -EINVAL, "not JSON" },
 		{ WITH(.options = "[]"), -EINVAL, "not a JSON object" },
