@@ -222,6 +222,9 @@ print_turn(const struct turn *t)
 	if (t->status != NULL) {
 		putchar('\n');
 		ctl_print_ranks(t->status);
+	} else if (t->occupancy) {
+		ctl_fail(CTL_OK, "--occupancy: the admin socket does not "
+		    "answer; ask as the daemon's user or root");
 	}
 }
 

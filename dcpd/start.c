@@ -80,6 +80,7 @@ open_tokenizer(struct dcpd_daemon *d, struct dcpd_err *err)
 	if (rc == -ENOENT || rc == -ENOTDIR) {
 		dcpd_log(LOG_WARNING, "%s: no tokenizer.json: requests of "
 		    "token ids only", d->opt.model);
+		memset(err, 0, sizeof *err);
 		rc = 0;
 	}
 	return rc;
