@@ -194,7 +194,7 @@ int
 ctl_generate(int argc, char **argv)
 {
 	struct ctl_sampling s = { .max_tokens = 16 };
-	struct input in = { NULL };
+	struct input in = { .prompt = NULL };
 	const struct ctl_opt opts[] = {
 		{ "prompt", 'p', CTL_STR, &in.prompt, "TEXT", "the text",
 		  NULL },
