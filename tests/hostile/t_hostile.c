@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -500,11 +501,39 @@ START_TEST(unread_answers_stop_the_intake_not_the_daemon)
 }
 END_TEST
 
+/* Others hold all the descriptors that the daemon may have. */
+START_TEST(daemon_out_of_descriptors_recovers)
+{
+	struct ring_server_config cfg = { 0 };
+	struct rlimit was, few;
+	struct dcp *d[40], *last;
+	unsigned n = 0;
+
+	cfg.ipc.path = ring_temp_path("few");
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &was), 0);
+	few = (struct rlimit){ 40, was.rlim_max };
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+	server = ring_server_fork(&cfg, NULL);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &was), 0);
+	ck_assert_int_gt(server, 0);
+	while (n < 40 && dcp_connect(cfg.ipc.path, 500, &d[n]) == 0)
+		n++;
+	ck_assert_uint_gt(n, 2);
+	ck_assert_uint_lt(n, 40);
+	/* Room again when they leave. */
+	while (n > 0)
+		dcp_close(d[--n]);
+	ck_assert_int_eq(dcp_connect(cfg.ipc.path, 5000, &last), 0);
+	dcp_close(last);
+	ring_server_end(server);
+}
+END_TEST
+
 int
 main(void)
 {
 	Suite *s = suite_create("hostile");
-	TCase *t = tcase_create("hostile");
+	TCase *t = tcase_create("hostile"), *few = tcase_create("descriptors");
 	SRunner *r = srunner_create(s);
 	int failed;
 
@@ -522,7 +551,10 @@ main(void)
 	tcase_add_test(t, doorbell_flood_delays_nobody);
 	tcase_add_test(t, regions_are_sealed);
 	tcase_add_test(t, unread_answers_stop_the_intake_not_the_daemon);
+	tcase_set_timeout(few, 60);
+	tcase_add_test(few, daemon_out_of_descriptors_recovers);
 	suite_add_tcase(s, t);
+	suite_add_tcase(s, few);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);
 	srunner_free(r);
