@@ -3,6 +3,7 @@
  * to the residual stream. Where the work is done: see kernels/cpu/attend.c;
  * both backends follow the same layouts.
  */
+#include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/rowops.cuh"
 
 struct att_args {
@@ -172,6 +173,33 @@ sum_parts(sum_args a)
 	}
 }
 
+/* Neighbouring rows with heads that attend.cu has: the fast kernel. */
+static int
+attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
+{
+	const dcpk_model *m = &c->s.model;
+	size_t at = (size_t)a->row0 * a->heads;
+	struct dcpg_attend f = {};
+
+	f.q = a->q + at * (DCPG_LATENT + DCPG_ROPE);
+	f.pool = a->rows;
+	f.list = r->list + (size_t)a->row0 * m->topk;
+	f.count = r->count + a->row0;
+	f.out_f32 = a->o16 == NULL;
+	if (f.out_f32)
+		f.out = a->o + at * DCPG_LATENT;
+	else
+		f.out = a->o16 + at * DCPG_LATENT;
+	f.lse = (a->lse ? a->lse : r->lse_unused) + at;
+	f.rows = rows;
+	f.heads = a->heads;
+	f.list_stride = m->topk;
+	f.max_count = m->topk;
+	f.kv = c->s.kv;
+	f.scale = m->attn_scale;
+	return dcpg_attend(&f, r->st);
+}
+
 static int
 attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t blocks)
 {
@@ -179,6 +207,10 @@ attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t blocks)
 
 	if (blocks == 0)
 		return 0;
+	if (c->fast_attend && a->own == NULL && a->step == 1 &&
+	    a->heads >= 8 && a->heads <= 128 &&
+	    (a->heads & (a->heads - 1)) == 0)
+		return attend_fast(c, r, a, blocks);
 	a->kv = c->s.kv;
 	a->c = m->kv_lora;
 	a->r = m->rope;

@@ -215,6 +215,7 @@ struct query_args {
 	uint32_t heads, n, r, c;
 	/* indexer */
 	float *iq, *iw;		/* [m][hi][dim], [m][hi] */
+	uint8_t *iq8;		/* the e4m3 codes too, or NULL */
 	uint32_t hi, dim;
 	bool full, interleave, hadamard, fp8;
 };
@@ -264,8 +265,14 @@ index_queries(query_args a)
 		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
 			v = fmaxf(v, fabsf(x[d]));
 		v = block_max(v) / 448.0f;
-		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-			q[d] = from_e4m3(to_e4m3(v > 0 ? x[d] / v : 0));
+		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
+			uint8_t b = to_e4m3(v > 0 ? x[d] / v : 0);
+
+			if (a.iq8)
+				a.iq8[((size_t)j * a.hi + h) * a.dim + d] = b;
+			else
+				q[d] = from_e4m3(b);
+		}
 		f *= v;
 	} else {
 		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
@@ -414,6 +421,7 @@ second_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 		rc |= linear(r, &l->idx_q_b, r->qr16, r->iq, true, r->m);
 		a.iq = r->iq;
 		a.iw = r->iw;
+		a.iq8 = c->fast_index ? r->iq8 : NULL;
 		a.hi = m->idx_heads;
 		a.dim = m->idx_dim;
 		a.interleave = m->idx_interleave;

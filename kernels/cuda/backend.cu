@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/device.cuh"
 
 static const size_t LT_WS = 32u << 20;
@@ -138,6 +139,17 @@ score_floats(const dcpk_ctx *c)
 	return std::max(c->s.max_rows * shard(c), share * ctx);
 }
 
+/* index.cu and select.cu have this shape. */
+static bool
+can_fast_index(const dcpk_setup *s)
+{
+	uint32_t h = s->model.idx_heads;
+
+	return s->idx == DCPK_KV_FP8 && s->model.idx_dim == 128 &&
+	    (h == 8 || h == 16 || h == 32 || h == 64) &&
+	    (s->flags & DCPK_KEEP_SELECT) == 0;
+}
+
 static size_t
 carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 {
@@ -166,6 +178,23 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->scores = TAKE(score_floats(c), float);
 	r->list = TAKE(M * m->topk, uint32_t);
 	r->count = TAKE(M, uint32_t);
+	if (can_fast_index(&c->s)) {
+		size_t n = c->s.max_rows;
+
+		r->iq8 = TAKE(M * m->idx_heads * 128, uint8_t);
+		r->table_at = TAKE(n, uint32_t);
+		r->shard_n = TAKE(n, uint32_t);
+		r->hist = TAKE(n * DCPG_BINS, uint32_t);
+		r->overflow = TAKE(1, uint32_t);
+		if (c->D > 1) {
+			r->hist_sum = TAKE(n * DCPG_BINS, uint32_t);
+			r->offer = TAKE(n * DCPG_OFFER_CAP, uint64_t);
+			r->offer_n = TAKE(n, uint32_t);
+			r->offers = TAKE(n * c->D * DCPG_OFFER_CAP, uint64_t);
+			r->offers_n = TAKE(n * c->D, uint32_t);
+		}
+	}
+	r->lse_unused = TAKE(M * c->Hp, float);
 	r->sel = TAKE(M * m->topk, uint32_t);
 	r->sel_n = TAKE(M, uint32_t);
 	if (c->s.flags & DCPK_KEEP_SELECT) {
@@ -370,6 +399,9 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	r->dr = i % c->D;
 	cudaSetDevice(r->dev);
 	dcpg_kernel_limits();
+	if (dcpg_init() != 0)
+		return fail(err, -EIO, "cuda: GPU %d: %s", r->dev,
+		    cudaGetErrorString(cudaGetLastError()));
 	r->rows = (uint8_t *)pool(c, rows_bytes(c));
 	r->keys = (uint8_t *)pool(c, keys_bytes(c));
 	if (c->s.idx == DCPK_KV_FP8)
@@ -548,6 +580,14 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 	c->gathered = c->prefill && c->D > 1 &&
 	    (c->s.topo.cp > 1 || p->way != DCPK_WAY_Q);
 	c->gather_layer = UINT32_MAX;
+	c->longest = 0;
+	for (uint32_t i = 0; i < c->rows; i++)
+		c->longest = std::max(c->longest, DCPK_ROWS(p)[i].pos + 1);
+	/* select.cu takes up to 128k keys of one rank */
+	c->fast_index = !c->prefill && can_fast_index(&c->s) &&
+	    dcpk_shard_len(c->longest, 0, c->D) <= 131072;
+	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
+	    c->s.model.rope == DCPG_ROPE;
 	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 : shard(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
@@ -557,6 +597,8 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 		    p->bytes, cudaMemcpyHostToDevice, r->st), "plan");
 		r->m = c->rows;
 		r->own = r->owner = r->jof = NULL;
+		if (c->fast_index)
+			rc |= dcpg_row_shards(c, r);
 	}
 	cudaSetDevice(c->r[0].dev);
 	if (p->n_samples != 0)

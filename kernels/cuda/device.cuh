@@ -78,10 +78,17 @@ struct dcpg_rank {
 	float *new_scales;
 	float *scores;		/* [rows][shard or context] */
 	uint32_t *list, *count;	/* [M][k], [M]: local rows or positions */
+	/* the fast selection of decode (fast_index) */
+	uint8_t *iq8;		/* [rows][idx_heads][128] e4m3 */
+	uint32_t *table_at, *shard_n;	/* [rows]: page table, local keys */
+	uint32_t *hist, *hist_sum;	/* [rows][DCPG_BINS] own, of the group */
+	uint64_t *offer, *offers;	/* [rows][cap] own; [D][rows][cap] */
+	uint32_t *offer_n, *offers_n, *overflow;
 	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers */
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
 	float *plse;		/* [M][Hg] */
+	float *lse_unused;	/* [M][Hp], where nobody reads the LSE */
 	bf16 *o;		/* [m][h][c] merged */
 	bf16 *ov;		/* [m][h*v] */
 	float *ya, *yf;		/* [M][hidden] partial sums */
@@ -132,12 +139,15 @@ struct dcpk_ctx {
 	const dcpk_plan *plan;
 	char *plan_pinned;
 	size_t plan_cap;
-	bool prefill, gathered;
-	uint32_t rows, n_top, gather_layer;
+	bool prefill, gathered, fast_index, fast_attend;
+	uint32_t rows, n_top, gather_layer, longest;
 	dcpk_logprob *out_pinned, *top_pinned;
 	uint32_t *top_at;	/* pinned, [samples] */
 	uint32_t *own_pinned;
 };
+
+/* Candidates of one rank's boundary bin that cross ranks in decode. */
+#define DCPG_OFFER_CAP 1024u
 
 /* A pointer of every rank, passed to kernels by value. */
 template <typename T> struct dcpg_peers {
@@ -156,6 +166,9 @@ int dcpg_meet(dcpk_ctx *c);
 /* select_op.cu: a request's rows or index keys, in order of position */
 int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,
     bool keys);
+
+/* row_shards of this step's rows, for the fast selection */
+int dcpg_row_shards(dcpk_ctx *, dcpg_rank *);
 
 /* product.cu: y[i*ldy+j] = sum_k x[i*ldx+k] w[j*ldw+k], f32 accumulation */
 struct dcpg_prod {
