@@ -39,7 +39,8 @@ enum dcpk_kv {
 };
 
 /*
- * Shape of a model; names as in MODEL.md 1 (HF config key in the comment).
+ * Shape of a model; names as in doc/model.md 1 (HF config key in
+ * the comment).
  * Filled by dcpd/model/config.c.
  */
 struct dcpk_model {

@@ -13,7 +13,7 @@ struct dcpd_layout {		/* as given on the command line */
 	enum dcpk_cp_strategy strategy;
 };
 
-/* The rule alone, each refusal by its own text, naming the flag (DESIGN 3). */
+/* The rule alone (doc/design.md 3); each refusal has its own text and flag. */
 int dcpd_layout_check(const struct dcpd_layout *, struct dcpd_err *);
 /* The rule, the model's heads, and what is not built (attention DP). */
 int dcpd_topology(const struct dcpd_layout *, const struct dcpk_model *,

@@ -2,7 +2,7 @@
  * Sparse attention over the selected rows, the merge by LSE, and the way back
  * to the residual stream.
  *
- * Where the work is done (DESIGN 3):
+ * Where the work is done (doc/design.md 3):
  * - from pools: each rank of a DCP group attends to its own tokens with all
  *   heads of the group (q is gathered: on the CPU a phase boundary), then the
  *   partial outputs are merged in rank order. Decode, prefill by `q`, D = 1.

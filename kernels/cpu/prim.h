@@ -124,7 +124,8 @@ void dcpc_quant_act_static(float *x, uint32_t n, float scale);
 int dcpc_dequant(float *dst, size_t ld, const struct dcpk_weight *w,
     struct dcpk_err *err);
 
-/* LSE merge in rank order (DESIGN 6): part p's o [heads][c], lse [heads]. */
+/* LSE merge in rank order (doc/design.md 6): part p's o [heads][c], lse
+ * [heads]. */
 void dcpc_merge(float *o, float *lse, const float *const *po,
     const float *const *plse, uint32_t parts, uint32_t heads, uint32_t c);
 
@@ -135,7 +136,7 @@ void dcpc_merge(float *o, float *lse, const float *const *po,
 void dcpc_route(uint32_t *ids, float *w, const float *logits, const float *bias,
     const struct dcpk_model *m, float *tmp);
 
-/* --- exact top-k over shards by threshold (topk.c, DESIGN 5) ----------- */
+/* --- exact top-k over shards by threshold (topk.c, doc/design.md 5) ----- */
 
 /*
  * scores[r][j], j < n[r], is the score of position j*D + r. The k largest by

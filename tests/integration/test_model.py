@@ -53,7 +53,7 @@ class EveryLayout(unittest.TestCase):
                     self.assertEqual(a.usage["prompt_tokens"],
                                      len(e["ids"]))
 
-    # CASES 10, 12
+    # An empty selection, and the seam at the end of the context.
     def test_shortest_and_longest_prompts(self):
         """1 to 3 tokens, and max_context - 1, max_context, one above."""
         ids = (self.ref[8]["ids"] + self.ref[9]["ids"])[:513]
@@ -89,7 +89,7 @@ class EveryLayout(unittest.TestCase):
 
 
 class Capacity(unittest.TestCase):
-    """CASES 13, 14: context on D ranks is D times as long."""
+    """Context on D ranks is D times as long."""
 
     PAGES = 4                        # of one rank at D = 1, and its sink page
 

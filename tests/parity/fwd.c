@@ -462,7 +462,7 @@ take_select(struct run *r, const struct dcpk_plan *p, struct part *parts,
 }
 
 /*
- * CASES 9: a row is quantised once, so the bytes of the pool and those of the
+ * A row is quantised once, so the bytes of the pool and those of the
  * last gather buffer are the same. Last layer; passes of one request, whose
  * buffer is still there at the end.
  */

@@ -50,7 +50,7 @@ class Kdims(ParityCase):
                 self.assertLess(diff, tol, f"{what}: request {req} of length "
                                 f"{len(p)}, position {pos}")
 
-    # CASES 1
+    # No pool, the index's least of all, is a page short of what is planned.
     def test_every_page_filled_and_guard_bytes_whole(self):
         prompts = random_prompts(256, [64, 128, 320, 64, 448])
         pages = sum(len(p) // 64 for p in prompts)
@@ -69,7 +69,8 @@ class Kdims(ParityCase):
                     elif kv == "f32":
                         self.assertLess(np.abs(a["logits"] - base).max(), 1e-3)
 
-    # CASES 5
+    # Offsets of a request count all of the batch, not those of its requests
+    # that have tokens on this rank.
     def test_cp_prefill_where_ranks_own_no_token_of_some_request(self):
         prompts = random_prompts(256, [1, 130, 2, 3, 19, 1, 9, 65])
         refs = [self.ref.forward(p)["logits"] for p in prompts]
@@ -86,7 +87,7 @@ class Kdims(ParityCase):
                         self.against_reference(a, prompts, label(d),
                                                refs=refs)
 
-    # CASES 9
+    # A row is quantised once, for pool and gather buffer alike.
     def test_pool_row_is_the_gathered_row_byte_for_byte(self):
         prompts = random_prompts(256, [200, 77])
         for kv in ("f32", "bf16", "fp8"):
@@ -103,7 +104,8 @@ class Kdims(ParityCase):
                     self.assertEqual(a["gathered_differ"], 0)
                     self.assertEqual(a["replicas_differ"], 0)
 
-    # CASES 10, 11
+    # Pages, chunks and top-k meet at lengths of their own; the longest are far
+    # above top-k, where the selection decides.
     def test_lengths_at_every_seam(self):
         cfg = dict(self.cfg, max_position_embeddings=4224)
         path = write_model(os.path.join(WORK, "kdims-4224"), cfg,
@@ -131,7 +133,8 @@ class Kdims(ParityCase):
                 self.assertLess(np.abs(a["logits"] - base["logits"]).max(),
                                 1e-3)
 
-    # CASES 15
+    # Requests of very different lengths end at different steps; rows that pad
+    # a batch give no NaN.
     def test_uneven_batches_never_give_nan(self):
         prompts = random_prompts(256, [1, 300, 7, 64, 129, 33, 2])
         for batch in (7, 5, 3):
@@ -174,7 +177,7 @@ def no_position_in_layer_0(w):
 
 
 class Ties(ParityCase):
-    """CASES 16, 17: equal scores at the k-th place; one rank's winners."""
+    """Equal scores at the k-th place; one rank's winners."""
 
     runs = 25
 
@@ -264,7 +267,7 @@ class Ties(ParityCase):
 
 
 class Outliers(ParityCase):
-    """CASES 17, on dsv32-yarn: every layer has its own indexer."""
+    """NaN in rows nobody selected. On dsv32-yarn: every layer selects."""
 
     # A NaN row that *is* selected is another matter: the merge takes a shard
     # with NaN for an empty one, so layouts differ there, by design.
@@ -314,7 +317,7 @@ class Outliers(ParityCase):
 
 
 class ManyHeads(ParityCase):
-    """CASES 3: 128 heads over 8 ranks. Under DCP a kernel sees all heads of
+    """128 heads over 8 ranks. Under DCP a kernel sees all heads of
     the group, under CP prefill the local ones: each phase its own number."""
 
     def test_128_heads(self):

@@ -291,7 +291,7 @@ START_TEST(the_ways_to_say_an_option)
 }
 END_TEST
 
-/* CASES 32: what a user writes can be kept from being a control token. */
+/* What a user writes, "<|user|>" too, can be kept from being a token. */
 START_TEST(plain_input_stays_text)
 {
 	struct dcpd_tokenizer *t = text_tokenizer("models/dcp-tiny");

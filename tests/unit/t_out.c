@@ -163,7 +163,7 @@ START_TEST(glm_reasoning_and_content)
 }
 END_TEST
 
-/* CASES: a model that never says </think> has only reasoned. */
+/* A model that never says </think> has only reasoned. */
 START_TEST(glm_without_end_of_thinking_all_is_reasoning)
 {
 	expect(glm, &think, "The answer is 42.", "[R]The answer is 42.");

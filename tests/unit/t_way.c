@@ -56,7 +56,7 @@ best(const double s[3])
 	return b;
 }
 
-/* DESIGN: q beats kv beyond P/T = 212 (GLM fp8), 425 (V3.2 fp8). */
+/* doc/design.md 3: q beats kv beyond P/T = 212 (GLM fp8), 425 (V3.2 fp8). */
 START_TEST(crossover_by_bytes)
 {
 	double s[3];
