@@ -39,8 +39,9 @@
 /* A request sits a pass out while so much of its output waits for text. */
 #define BOX_TOKENS_MAX 128u
 #define BOX_TOPS_MAX (1u << 18)
-/* Top logprobs of one pass: 8 bytes each. */
+/* Top logprobs of one pass, 8 bytes each; adjustments, 16. */
 #define PASS_TOPS_MAX (1u << 20)
+#define PASS_ADJUSTS_MAX (1u << 20)
 
 #define RATE_BINS 16u		/* seconds of the token rate that are kept */
 

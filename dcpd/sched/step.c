@@ -252,8 +252,17 @@ add_rows(struct dcpd_sched *s, struct req *r, uint32_t n)
 	return rc;
 }
 
+/* Would r's sample make the pass too large beside what is in it? */
+static bool
+crowded(const struct dcpd_sched *s, const struct req *r)
+{
+	return s->plan.n_reqs > 0 &&
+	    (s->plan.n_top + r->params.n_top > PASS_TOPS_MAX ||
+	    s->plan.n_adjusts + r->adj.n > PASS_ADJUSTS_MAX);
+}
+
 /*
- * Every running request's next token. If their top logprobs are too many for
+ * Every running request's next token. If what they ask for is too much for
  * one pass, some sit out and come first in the next.
  */
 static int
@@ -269,8 +278,7 @@ compose_decode(struct dcpd_sched *s)
 
 		if (r->state != R_DECODE || r->skip)
 			continue;
-		if (s->plan.n_reqs > 0 &&
-		    s->plan.n_top + r->params.n_top > PASS_TOPS_MAX) {
+		if (crowded(s, r)) {
 			if (!out)
 				first_out = i;
 			out = true;
@@ -282,21 +290,19 @@ compose_decode(struct dcpd_sched *s)
 	return rc;
 }
 
-/* How many rows of r the pass may still take for its top logprobs' sake. */
-static uint32_t
-rows_by_tops(const struct dcpd_sched *s, const struct req *r)
+/* How many rows of r the pass may still take for the sake of its samples. */
+static uint64_t
+rows_by_samples(const struct dcpd_sched *s, const struct req *r)
 {
-	uint64_t left = s->plan.n_top >= PASS_TOPS_MAX ? 0 :
-	    PASS_TOPS_MAX - s->plan.n_top;
+	uint64_t rows;
 
-	if (r->params.n_top == 0)
+	if (crowded(s, r))
+		return 0;
+	if (!scores_prompt(r) || r->params.n_top == 0)
 		return UINT32_MAX;
-	left /= r->params.n_top;
-	if (left == 0 && s->plan.n_reqs == 0)
-		left = 1;
-	if (scores_prompt(r))
-		return (uint32_t)left;
-	return left > 0 ? UINT32_MAX : 0;
+	rows = (PASS_TOPS_MAX - dcpd_min64(s->plan.n_top, PASS_TOPS_MAX)) /
+	    r->params.n_top;
+	return rows > 0 ? rows : 1;
 }
 
 /* Prompts in order, as much as the chunk holds. */
@@ -313,7 +319,7 @@ compose_prefill(struct dcpd_sched *s)
 		if (r->state != R_PREFILL || r->skip)
 			continue;
 		n = dcpd_min64(r->ids.n - r->n_kv, left);
-		n = dcpd_min64(n, rows_by_tops(s, r));
+		n = dcpd_min64(n, rows_by_samples(s, r));
 		if (n == 0)
 			continue;
 		rc = add_rows(s, r, (uint32_t)n);
