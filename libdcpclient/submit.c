@@ -108,7 +108,8 @@ reclaim(struct dcp *d)
 		return;			/* not an index of ours */
 	for (; d->sq_done != head; d->sq_done++)
 		d->a_head = d->a_end[d->sq_done & (d->sq_entries - 1)];
-	if (d->a_head == d->a_tail)
+	/* Only then does no entry remember where the arena stood before. */
+	if (d->sq_done == d->sq_tail)
 		d->a_head = d->a_tail = 0;
 }
 

@@ -8,6 +8,12 @@ tests_unit_t_ring_SOURCES = tests/unit/t_ring.c tests/unit/ring_server.c \
 	tests/unit/ring_server.h
 tests_unit_t_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
 
+check_PROGRAMS += tests/unit/t_arena
+TESTS += tests/unit/t_arena
+tests_unit_t_arena_SOURCES = tests/unit/t_arena.c tests/unit/ring_server.c \
+	tests/unit/ring_server.h
+tests_unit_t_arena_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
 noinst_PROGRAMS += tests/bench/bench_ipc
 tests_bench_bench_ipc_SOURCES = tests/bench/bench_ipc.c \
 	dcpctl/bench_ipc.c dcpctl/bench_ipc.h
