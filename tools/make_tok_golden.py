@@ -6,6 +6,8 @@
 writes into TREE/tests/data/tok:
   random.json.xz     2,000 seeded random strings, and their ids by the small
                      GLM-like and DeepSeek-like tokenizers and dcp-tiny's
+  runs.json.xz       the same for runs: one letter or line end 300 times and
+                     more, where merges have the longest way to go
   tok-added/         a tokenizer whose added tokens use every flag (lstrip,
                      rstrip, single_word, normalized) and ignore_merges, with
                      golden.json
@@ -60,19 +62,31 @@ def ids(tok, text):
     return tok.encode(text, add_special_tokens=False).ids
 
 
-def random_cases(tree):
-    r = random.Random(20)
+def cases_of(tree, name, texts):
     names = {"tok-glm": "tests/data/tok/tok-glm", "tok-ds": "tests/data/tok/tok-ds",
              "dcp-tiny": "models/dcp-tiny"}
     toks = {k: Tokenizer.from_file(f"{tree}/{v}/tokenizer.json")
             for k, v in names.items()}
-    texts = [random_text(r) for _ in range(2000)]
     data = {"tokenizers": tokenizers.__version__, "folders": names,
             "texts": texts,
             "ids": {k: [ids(t, s) for s in texts] for k, t in toks.items()}}
     raw = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    with open(f"{tree}/tests/data/tok/random.json.xz", "wb") as f:
+    with open(f"{tree}/tests/data/tok/{name}", "wb") as f:
         f.write(lzma.compress(raw.encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def random_cases(tree):
+    r = random.Random(20)
+    cases_of(tree, "random.json.xz", [random_text(r) for _ in range(2000)])
+
+
+def run_cases(tree):
+    units = ["a", "e", "A", "l", "\u00e9", "\u017f", "1", " ", "\n", "\r\n",
+             " \n", "\t", "\u180e", "'", "-", "=", ".", "\u65e5", "ab", "the ",
+             "\U0001f600", "<"]
+    cases_of(tree, "runs.json.xz",
+             [x + u * n + y for u in units for n in (299, 300, 301, 1024)
+              for x, y in (("", ""), ("x", "y"))])
 
 
 def added(i, content, **flags):
@@ -125,4 +139,5 @@ def added_cases(tree):
 
 if __name__ == "__main__":
     random_cases(sys.argv[1])
+    run_cases(sys.argv[1])
     added_cases(sys.argv[1])

@@ -127,8 +127,12 @@ remove_dir(const char *dir)
 	ck_assert_int_eq(system(cmd), 0);
 }
 
-/* 2,000 random strings: see tools/make_tok_golden.py. */
-START_TEST(random_texts)
+/* Random strings, and long runs: see tools/make_tok_golden.py. */
+static const struct { const char *file; size_t n; } texts_of[] = {
+	{ "random.json.xz", 2000 }, { "runs.json.xz", 176 },
+};
+
+START_TEST(random_texts_and_long_runs_as_the_reference)
 {
 	char dir[] = "/tmp/t_tokenizer.XXXXXX", path[64];
 	json_t *root, *texts, *all, *where, *list, *ids;
@@ -137,11 +141,11 @@ START_TEST(random_texts)
 
 	ck_assert_ptr_nonnull(mkdtemp(dir));
 	snprintf(path, sizeof path, "%s/random.json", dir);
-	unxz("random.json.xz", path);
+	unxz(texts_of[_i].file, path);
 	root = text_json(path);
 	texts = json_object_get(root, "texts");
 	all = json_object_get(root, "ids");
-	ck_assert_uint_eq(json_array_size(texts), 2000);
+	ck_assert_uint_eq(json_array_size(texts), texts_of[_i].n);
 	ck_assert_uint_eq(json_object_size(all), 3);
 	json_object_foreach(all, name, list) {
 		struct dcpd_tokenizer *t;
@@ -618,7 +622,8 @@ main(void)
 
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, golden_cases_of_the_reference_library, 0, 3);
-	tcase_add_test(tc, random_texts);
+	tcase_add_loop_test(tc, random_texts_and_long_runs_as_the_reference,
+	    0, 2);
 	tcase_add_test(tc, tiny_model_prompts);
 	tcase_add_test(tc, deepseek_v3_vectors);
 	tcase_add_test(tc, threads_share_a_tokenizer);
