@@ -395,6 +395,10 @@ ctl_chat(int argc, char **argv)
 	rc = ctl_parse(argc, argv, opts, "chat [options] [QUESTION]\n\nWithout "
 	    "a question: a conversation, one line each, until end of file.",
 	    &words);
+	if (rc == 0 && (s.logprobs || s.top_logprobs > 0))
+		rc = ctl_fail(CTL_USAGE, "--%s: chat does not show them; use "
+		    "dcpctl generate -j", s.logprobs ? "logprobs" :
+		    "top-logprobs");
 	if (rc == 0)
 		rc = ctl_sampling(&s, &c.req);
 	if (plain)

@@ -214,6 +214,11 @@ ctl_generate(int argc, char **argv)
 
 	rc = ctl_parse(argc, argv, opts, "generate (--prompt TEXT | "
 	    "--prompt-file FILE | --tokens 1,2,3) [options]", NULL);
+	if (rc == 0 && !ctl.json &&
+	    (s.logprobs || s.top_logprobs > 0 || in.echo))
+		rc = ctl_fail(CTL_USAGE, "--%s: shown as JSON only; add -j",
+		    in.echo ? "echo" : s.logprobs ? "logprobs" :
+		    "top-logprobs");
 	if (rc == 0)
 		rc = fill_input(&in, &r);
 	if (rc == 0)

@@ -240,8 +240,10 @@ main(int argc, char **argv)
 	} else {
 		code = run(&d, &err);
 	}
-	if (fflush(stdout) != 0)
+	if (fflush(stdout) != 0) {
+		dcpd_log(LOG_ERR, "standard output: %s", strerror(errno));
 		code = EXIT_FAILURE;
+	}
 	dcpd_options_free(&d.opt);
 	return code;
 }

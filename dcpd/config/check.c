@@ -57,6 +57,45 @@ check_cp(const struct dcpd_options *o, struct dcpd_err *err)
 	return 0;
 }
 
+/* A flag that would say something to a model's engine, or NULL. */
+static const char *
+model_flag(const struct dcpd_options *o)
+{
+	return DCPD_GIVEN(o, load_format) ? "load-format" :
+	    DCPD_GIVEN(o, latent_norm_eps) ? "latent-norm-eps" :
+	    DCPD_GIVEN(o, quantize_activations) ? "quantize-activations" :
+	    DCPD_GIVEN(o, quantization) ? "quantization" :
+	    DCPD_GIVEN(o, cpu_threads) ? "cpu-threads" :
+	    DCPD_GIVEN(o, kv_dtype) ? "kv-cache-dtype" :
+	    DCPD_GIVEN(o, index_dtype) ? "index-cache-dtype" : NULL;
+}
+
+static int
+check_null(const struct dcpd_options *o, struct dcpd_err *err)
+{
+	if (o->plan)
+		return dcpd_fail(err, -EINVAL, "--plan: the null engine has "
+		    "no memory to plan; leave out --engine null");
+	if (o->device == DCPD_DEVICE_CUDA)
+		return dcpd_fail(err, -EINVAL, "--device cuda: the null engine "
+		    "runs on no device; leave it out");
+	if (o->cp > 1)
+		return dcpd_fail(err, -EINVAL, "--attn-cp-size %u: the null "
+		    "engine has no prefill to split; leave it out", o->cp);
+	if (o->dp > 1)
+		return dcpd_fail(err, -EINVAL, "--attn-dp-size %u: attention "
+		    "data parallelism is not built yet; leave it out", o->dp);
+	if (DCPD_GIVEN(o, kv_bytes) || DCPD_GIVEN(o, mem_fraction))
+		return dcpd_fail(err, -EINVAL, "--%s: the null engine has no "
+		    "pool; give --null-pages instead",
+		    DCPD_GIVEN(o, kv_bytes) ? "kv-bytes-per-rank" :
+		    "mem-fraction-static");
+	if (model_flag(o) != NULL)
+		return dcpd_fail(err, -EINVAL, "--%s: the null engine has no "
+		    "weights and no cache; leave it out", model_flag(o));
+	return 0;
+}
+
 static int
 check_engine(const struct dcpd_options *o, struct dcpd_err *err)
 {
@@ -76,24 +115,7 @@ check_engine(const struct dcpd_options *o, struct dcpd_err *err)
 			    "fail-after");
 		return 0;
 	}
-	if (o->plan)
-		return dcpd_fail(err, -EINVAL, "--plan: the null engine has "
-		    "no memory to plan; leave out --engine null");
-	if (o->device == DCPD_DEVICE_CUDA)
-		return dcpd_fail(err, -EINVAL, "--device cuda: the null engine "
-		    "runs on no device; leave it out");
-	if (o->cp > 1)
-		return dcpd_fail(err, -EINVAL, "--attn-cp-size %u: the null "
-		    "engine has no prefill to split; leave it out", o->cp);
-	if (o->dp > 1)
-		return dcpd_fail(err, -EINVAL, "--attn-dp-size %u: attention "
-		    "data parallelism is not built yet; leave it out", o->dp);
-	if (DCPD_GIVEN(o, kv_bytes) || DCPD_GIVEN(o, mem_fraction))
-		return dcpd_fail(err, -EINVAL, "--%s: the null engine has no "
-		    "pool; give --null-pages instead",
-		    DCPD_GIVEN(o, kv_bytes) ? "kv-bytes-per-rank" :
-		    "mem-fraction-static");
-	return 0;
+	return check_null(o, err);
 }
 
 static int
@@ -134,6 +156,16 @@ dcpd_options_check(const struct dcpd_options *o, struct dcpd_err *err)
 		return dcpd_fail(err, -EINVAL, "--max-clients-per-user %u: "
 		    "above --max-clients %u", o->max_clients_uid,
 		    o->max_clients);
+	if (o->max_context == 1)
+		return dcpd_fail(err, -EINVAL, "--max-context 1: a prompt and "
+		    "its answer take 2 tokens at least; give more, or 0");
+	if (DCPD_GIVEN(o, max_bytes_uid) && o->max_bytes_uid == 0)
+		return dcpd_fail(err, -EINVAL, "--max-bytes-per-user 0: no "
+		    "request would be taken; give for example 256MiB");
+	if (DCPD_GIVEN(o, kv_bytes) && o->kv_bytes != 0 &&
+	    DCPD_GIVEN(o, mem_fraction) && o->mem_fraction > 0)
+		return dcpd_fail(err, -EINVAL, "--mem-fraction-static: "
+		    "--kv-bytes-per-rank decides already; leave one out");
 	if ((rc = check_engine(o, err)) != 0 ||
 	    (rc = check_device(o, err)) != 0 ||
 	    (rc = check_sockets(o, err)) != 0)

@@ -29,13 +29,21 @@ print(json.load(open(sys.argv[1]))["tokens"])' "$work/a")"' and
 
 # Mistakes of a request come back as its error.
 for bad in "--tokens 5000 " "--tokens 1,x" "--prompt x" "--max-tokens 3" \
-    "--tokens 1 --top-p 7 --temperature 1" "--tokens 1 --nonsense"; do
+    "--tokens 1 --top-p 7 --temperature 1" "--tokens 1 --nonsense" \
+    "--tokens 1 --logprobs" "--tokens 1 --top-logprobs 2" "--tokens 1 --echo"
+do
 	# shellcheck disable=SC2086
 	if ctl generate $bad >/dev/null 2>"$work/err"; then
 		fail "generate $bad: not refused"
 	fi
 	[ "$(wc -l <"$work/err")" = 1 ] || fail "generate $bad: $(cat "$work/err")"
 done
+
+rc=0; ctl chat --logprobs hello 2>"$work/err" || rc=$?
+[ $rc = 2 ] || fail "chat --logprobs ends with $rc, want 2"
+rc=0; "$DCPD" --help 2>"$work/err" >/dev/full || rc=$?
+[ $rc = 1 ] && grep -q "standard output" "$work/err" ||
+    fail "--help into a full file ends with $rc: $(cat "$work/err")"
 
 # Seen and cancelled from outside
 "$DCPCTL" --socket "$sock" generate --tokens 7 --max-tokens 100000 -j \

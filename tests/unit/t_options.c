@@ -124,6 +124,21 @@ START_TEST(refused_flags)
 	bad("--model m --null-pages 4", "--null-pages", "--engine null");
 	bad("--engine null --kv-bytes-per-rank 4096", "--kv-bytes-per-rank",
 	    "--null-pages");
+	bad("--engine null --kv-cache-dtype fp8", "--kv-cache-dtype", "null");
+	bad("--engine null --index-cache-dtype f32", "--index-cache-dtype",
+	    "null");
+	bad("--engine null --load-format dummy", "--load-format", "null");
+	bad("--engine null --latent-norm-eps config", "--latent-norm-eps",
+	    "null");
+	bad("--engine null --quantize-activations", "--quantize-activations",
+	    "null");
+	bad("--engine null --quantization fp8", "--quantization", "null");
+	bad("--engine null --cpu-threads 2", "--cpu-threads", "null");
+	bad("--model m --kv-bytes-per-rank 1MiB --mem-fraction-static 0.5",
+	    "--mem-fraction-static", "--kv-bytes-per-rank");
+	bad("--model m --max-context 1", "--max-context 1", "2 tokens");
+	bad("--model m --max-bytes-per-user 0", "--max-bytes-per-user 0",
+	    "256MiB");
 	bad("--engine null --plan", "--plan", "null");
 	bad("--model m --json", "--json", "--plan");
 	bad("--model m --random-seed 3", "--random-seed", "dummy");
@@ -201,14 +216,14 @@ START_TEST(config_file)
 
 	snprintf(path, sizeof path, "t_options.%d.json", (int)getpid());
 	write_file(path, "{\"model\": \"m\", \"tp\": 8, \"dcp-size\": 4,"
-	    "\"trust-remote-code\": true, \"mem-fraction-static\": 0.5,"
+	    "\"trust-remote-code\": true, \"drain-timeout\": 0.5,"
 	    "\"kv-bytes-per-rank\": 4096, \"socket-mode\": \"0600\"}");
 	snprintf(line, sizeof line, "--config %s --dcp-size 8", path);
 	good(line, &o);
 	ck_assert_uint_eq(o.tp, 8);
 	ck_assert_uint_eq(o.dcp, 8);	/* the command line goes first */
 	ck_assert(o.trust_remote_code);
-	ck_assert(o.mem_fraction == 0.5);
+	ck_assert(o.drain_timeout == 0.5);
 	ck_assert_uint_eq(o.kv_bytes, 4096);
 	ck_assert_uint_eq(o.socket_mode, 0600);
 	ck_assert(DCPD_GIVEN(&o, tp));
