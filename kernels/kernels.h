@@ -39,7 +39,7 @@ enum dcpk_kv {
 };
 
 /*
- * Shape of a model; names as in doc/model.md 1 (HF config key in
+ * Shape of a model; names as in doc/model.md 2 (HF config key in
  * the comment).
  * Filled by dcpd/model/config.c.
  */

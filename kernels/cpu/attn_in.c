@@ -1,5 +1,6 @@
 /*
- * From the residual stream to q, KV rows and index keys (MODEL: MLA, indexer).
+ * From the residual stream to q, KV rows and index keys (doc/model.md
+ * 1.2 to 1.4).
  *
  * q_nope is absorbed: ql[h] = [ W_UK[h]^T q_nope[h] | rope(q_pe[h]) ], so that
  * attention works on latent rows. A row and an index key are quantised once,

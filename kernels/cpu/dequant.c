@@ -1,7 +1,7 @@
 /*
  * Slices of checkpoint weights as f32: every format of enum dcpk_wfmt
- * (MODEL: FP8 block and channel, W4AFP8 pairs, compressed-tensors words).
- * Any thread. Checkpoint data may be unaligned, so it is copied out.
+ * (doc/model.md 3: FP8 block and channel, W4AFP8 pairs, compressed-tensors
+ * words). Any thread. Checkpoint data may be unaligned, so it is copied out.
  */
 #include <errno.h>
 #include <stdarg.h>

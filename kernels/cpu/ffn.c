@@ -1,5 +1,5 @@
 /*
- * FFN: dense, or routed experts with shared experts (MODEL: FFN / MoE). Every
+ * FFN: dense, or routed experts with shared experts (doc/model.md 1.6). Every
  * rank has a slice of every expert (tensor parallel over all W ranks); sums
  * over ranks are in rank order, a row's experts are added in ascending id.
  *

@@ -130,8 +130,8 @@ void dcpc_merge(float *o, float *lse, const float *const *po,
     const float *const *plse, uint32_t parts, uint32_t heads, uint32_t c);
 
 /*
- * Router: logits [E] -> ids and weights [K] (MODEL 1.6), ids by (score desc,
- * id asc). tmp [2*E].
+ * Router (doc/model.md 1.6): logits [E] -> ids and weights [K], ids by (score
+ * desc, id asc). tmp [2*E].
  */
 void dcpc_route(uint32_t *ids, float *w, const float *logits, const float *bias,
     const struct dcpk_model *m, float *tmp);

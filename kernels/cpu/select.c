@@ -1,6 +1,6 @@
 /*
  * Selection: which keys each query row attends to. The indexer's formulas are
- * in doc/model.md 1, the threshold's in doc/design.md 5.
+ * in doc/model.md 1.4, the threshold's in doc/design.md 5.
  *
  * Decode: every rank scores its own keys; only sums of histograms and the
  * boundary bin cross ranks (dcpc_topk). Prefill: the index keys are gathered

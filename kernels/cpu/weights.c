@@ -2,7 +2,7 @@
  * Weights of the CPU backend. bf16 matrices stay bf16 (exact, half the bytes);
  * everything else is dequantised to f32 as it is loaded. A slice that several
  * ranks keep is kept once. kv_b_proj is taken apart into W_UK (transposed) and
- * W_UV, head by head, for the absorbed form (MODEL: absorbed MLA).
+ * W_UV, head by head, for the absorbed form (doc/model.md 1.2).
  */
 #include "config.h"
 

@@ -47,7 +47,7 @@ make_plan(const struct dcpd_memplan_in *in)
 	ck_assert_msg(rc == 0, "%s", err.text);
 }
 
-/* KV bytes of a token: MODEL's table, rows and index, and a rank's share. */
+/* KV bytes of a token (doc/model.md 2): rows, index, a rank's share. */
 START_TEST(published_bytes_per_token)
 {
 	static const struct {
@@ -249,7 +249,7 @@ END_TEST
 
 /*
  * DeepSeek-V3.2 stores 671 B parameters as FP8: counted here by hand from the
- * shapes of MODEL's table, for one rank.
+ * shapes of doc/model.md 2, for one rank.
  */
 START_TEST(weights_of_v32_by_hand)
 {
