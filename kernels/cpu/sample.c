@@ -7,6 +7,8 @@
 
 #include "kernels/cpu/prim.h"
 
+#define INSERT_MAX 32u		/* top logprobs that are kept by insertion */
+
 /*
  * A binary heap of token ids, best first by (z desc, id asc). Candidates are
  * taken only as far as the draw needs, most of the vocabulary stays unsorted.
@@ -117,10 +119,10 @@ logprob_of(float z, double lse)
 	return z == z && z > -INFINITY ? (float)(z - lse) : -INFINITY;
 }
 
-/* The n best of the raw logits, by insertion: n is small. */
-static void
-best_logprobs(struct dcpk_logprob *top, uint32_t n, const float *z,
-    uint32_t V, double lse)
+/* Into top, best first; returns how many there are. */
+static uint32_t
+best_by_insertion(struct dcpk_logprob *top, uint32_t n, const float *z,
+    uint32_t V)
 {
 	uint32_t i, j, have = 0;
 
@@ -132,6 +134,40 @@ best_logprobs(struct dcpk_logprob *top, uint32_t n, const float *z,
 			top[j] = top[j - 1];
 		top[j] = (struct dcpk_logprob){ i, z[i] };
 	}
+	return have;
+}
+
+static uint32_t
+best_by_heap(struct dcpk_logprob *top, uint32_t n, const float *z, uint32_t V,
+    uint32_t *ids)
+{
+	struct heap h = { .z = z, .id = ids };
+	uint32_t i, id, have;
+
+	for (i = 0; i < V; i++)
+		if (z[i] == z[i])
+			h.id[h.n++] = i;
+	heap_make(&h);
+	have = n < h.n ? n : h.n;
+	for (i = 0; i < have; i++) {
+		id = heap_pop(&h);
+		top[i] = (struct dcpk_logprob){ id, z[id] };
+	}
+	return have;
+}
+
+/*
+ * The n best of the raw logits. Insertion is quickest for the few that are
+ * usual, but a client may ask for the whole vocabulary, which would then hold
+ * up everybody's step. ids: [V] scratch.
+ */
+static void
+best_logprobs(struct dcpk_logprob *top, uint32_t n, const float *z,
+    uint32_t V, double lse, uint32_t *ids)
+{
+	uint32_t i, have = n <= INSERT_MAX ? best_by_insertion(top, n, z, V) :
+	    best_by_heap(top, n, z, V, ids);
+
 	for (i = 0; i < n; i++)
 		top[i] = i < have ? (struct dcpk_logprob){ top[i].token,
 		    logprob_of(top[i].logprob, lse) } :
@@ -263,5 +299,5 @@ dcpc_sample(const float *logits, uint32_t V, const struct dcpk_sample *s,
 	    choose(logits, V, s, adj, token_ok, mask, ws);
 	out->logprob = out->token < V ? logprob_of(logits[out->token], lse) :
 	    -INFINITY;
-	best_logprobs(top, s->n_top, logits, V, lse);
+	best_logprobs(top, s->n_top, logits, V, lse, ws);
 }
