@@ -1,6 +1,7 @@
 /*
- * The constants of the prefill choice, measured at start (about 50 ms): bytes
- * copied between ranks and attention's multiply-adds with many and few heads.
+ * The constants of the prefill choice, measured at start (about 60 ms): bytes
+ * copied between ranks, attention's multiply-adds with many and few heads, and
+ * the phase boundary that an exchange between ranks costs here.
  */
 #include "config.h"
 
@@ -44,6 +45,25 @@ attend_rate(struct dcpk_ctx *c, uint32_t heads, const uint8_t *rows,
 	    t * c->threads;
 }
 
+static void
+nothing(void *arg, uint32_t task, uint32_t thread)
+{
+}
+
+static double
+phase_seconds(struct dcpk_ctx *c)
+{
+	double t0 = now(), t;
+	uint32_t n = 0;
+
+	do {
+		dcpc_workers_run(c->workers, 2 * c->threads, nothing, NULL);
+		n++;
+		t = now() - t0;
+	} while (t < BUDGET_S);
+	return t / n;
+}
+
 int
 dcpc_measure(struct dcpk_ctx *c, struct dcpk_speed *s)
 {
@@ -73,7 +93,7 @@ dcpc_measure(struct dcpk_ctx *c, struct dcpk_speed *s)
 	    list);
 	s->attend_own_flops_s = attend_rate(c,
 	    m->heads / c->s.topo.attn_tp / c->s.topo.cp, rows, q, o, list);
-	s->call_s = 2e-6;	/* one phase boundary: workers.c */
+	s->call_s = phase_seconds(c);
 	rc = 0;
 out:
 	free(rows);
