@@ -54,6 +54,12 @@ check_cp(const struct dcpd_options *o, struct dcpd_err *err)
 	if (DCPD_GIVEN(o, prefill_way) && o->prefill_way != 0 && o->dcp == 1)
 		return dcpd_fail(err, -EINVAL, "--prefill-way: only with "
 		    "--dcp-size above 1; leave it out");
+	if (o->cp > 1 && dcpd_options_way(o) >= 0 &&
+	    dcpd_options_way(o) != DCPK_WAY_KV)
+		return dcpd_fail(err, -EINVAL, "--prefill-way: with "
+		    "--attn-cp-size above 1 the ranks of a group have "
+		    "different rows, so KV is gathered: leave it out, or "
+		    "give kv");
 	return 0;
 }
 

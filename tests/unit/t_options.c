@@ -75,7 +75,7 @@ START_TEST(defaults_and_values)
 	good("--model-path m --tp-size=8 --attn-cp-size 2 --dcp-size 4 "
 	    "--enable-cp-decode-attn-tp --cp-strategy zigzag "
 	    "--kv-cache-dtype fp8_e4m3 --kv-bytes-per-rank 1.5MiB "
-	    "--prefill-way a2a --socket-mode 600 --log-level debug", &o);
+	    "--prefill-way kv --socket-mode 600 --log-level debug", &o);
 	dcpd_options_layout(&o, &l);
 	ck_assert_str_eq(o.model, "m");
 	ck_assert_uint_eq(l.tp, 8);
@@ -85,8 +85,12 @@ START_TEST(defaults_and_values)
 	ck_assert_uint_eq(o.kv_dtype, DCPK_KV_FP8);
 	ck_assert_uint_eq(o.kv_bytes, 1536 << 10);
 	ck_assert_uint_eq(o.socket_mode, 0600);
-	ck_assert_int_eq(dcpd_options_way(&o), DCPK_WAY_A2A);
+	ck_assert_int_eq(dcpd_options_way(&o), DCPK_WAY_KV);
 	ck_assert_int_eq(dcpd_options_log_level(&o), LOG_DEBUG);
+	dcpd_options_free(&o);
+
+	good("--model m --tp 8 --dcp-size 8 --prefill-way a2a", &o);
+	ck_assert_int_eq(dcpd_options_way(&o), DCPK_WAY_A2A);
 	dcpd_options_free(&o);
 }
 END_TEST
@@ -143,6 +147,12 @@ START_TEST(refused_flags)
 	bad("--model m --json", "--json", "--plan");
 	bad("--model m --random-seed 3", "--random-seed", "dummy");
 	bad("--model m --prefill-way kv", "--prefill-way", "--dcp-size");
+	bad("--model m --tp 8 --attn-cp-size 8 --dcp-size 8 "
+	    "--enable-cp-decode-attn-tp --prefill-way q", "--prefill-way",
+	    "give kv");
+	bad("--model m --tp 8 --attn-cp-size 8 --dcp-size 8 "
+	    "--enable-cp-decode-attn-tp --prefill-way a2a", "--prefill-way",
+	    "give kv");
 	bad("--model m --cp-strategy zigzag", "--cp-strategy",
 	    "--attn-cp-size");
 	bad("--model m --enable-prefill-cp", "--enable-prefill-cp",
