@@ -128,9 +128,12 @@ force_main(void *arg)
 	_exit(1);
 }
 
-/* Running requests go on until they end, the bound, or a second signal. */
+/*
+ * Running requests go on until they end, the bound, or a second signal. An
+ * engine that fails meanwhile is a failure of the process as before.
+ */
 static void
-drain(struct dcpd_daemon *d)
+drain(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	double bound = d->opt.drain_timeout, end = dcpd_now() + bound;
 
@@ -144,7 +147,7 @@ drain(struct dcpd_daemon *d)
 	while (!dcpd_sched_idle(d->sched) && sig.count < 2 &&
 	    dcpd_now() < end && !dcpd_sched_failed(d->sched, NULL))
 		tick();
-	if (!dcpd_sched_idle(d->sched))
+	if (!dcpd_sched_failed(d->sched, err) && !dcpd_sched_idle(d->sched))
 		dcpd_log(LOG_WARNING, "%s: cancelling what still runs",
 		    sig.count > 1 ? "second signal" :
 		    "--drain-timeout is over");
@@ -165,7 +168,7 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 		tick();
 	}
 	if (err->code == 0)
-		drain(d);
+		drain(d, err);
 	if (pthread_create(&t, NULL, force_main, NULL) == 0)
 		pthread_detach(t);
 	return err->code;

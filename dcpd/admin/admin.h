@@ -24,7 +24,7 @@ enum dcpd_state {
 
 /*
  * How far the daemon is. Main writes, the admin thread reads; both under the
- * lock, which is never held across a step. sched and ipc are set while they
+ * lock. Only `check` holds it while a step runs, and gives up after 10 s. sched and ipc are set while they
  * may be called, and cleared before they are stopped.
  */
 struct dcpd_run {

@@ -143,6 +143,16 @@ tail -n 1 "$work/log" | grep -q "error: .*step 21 failed" ||
     fail "the last line: $(tail -n 1 "$work/log")"
 [ ! -e "$sock" ] || fail "the failed daemon's socket was left"
 
+# One that fails while what runs is finished is no good end either.
+start --engine null --null-step-us 10000 --null-fail-after 300
+ctl generate --tokens 1 --max-tokens 100000 -j >/dev/null 2>&1 &
+client=$!
+until_request
+stop 1
+wait $client && fail "a request survived its engine, draining"
+tail -n 1 "$work/log" | grep -q "error: .*step 301 failed" ||
+    fail "the last line: $(tail -n 1 "$work/log")"
+
 # While a step takes 4 s, status, requests and version answer at once.
 start --engine null --null-step-us 4000000
 ctl generate --tokens 1 --max-tokens 1 -j >"$work/o" &
