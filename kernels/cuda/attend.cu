@@ -42,7 +42,7 @@ namespace dcpg {
 namespace {
 
 constexpr int KEYS = 64;		/* of one stage */
-constexpr int MAX_SPLITS = 16;	/* above 8 where the device has them */
+constexpr int MAX_SPLITS = DCPG_MAX_SPLITS;
 constexpr int SMEM_MAX = 232448;	/* 227 KB a block */
 constexpr float GROW = 8.0f;		/* log2: how far p may pass 1 */
 
@@ -107,9 +107,9 @@ struct Shape {
 	 * heads][516] f32, then what goes out, [NH][516]; 4 floats of padding
 	 * spread the heads over the banks. */
 	static constexpr int xrow = (512 + 4) * 4;
-	static constexpr int out_off = NH * xrow;
 	static_assert(stages >= W, "all stages of a round are held at once");
-	static_assert(splits == 1 || 2 * NH * xrow <= p_off, "exchange fits");
+	static_assert(splits == 1 || (2 * NH + splits - 1) * xrow <= p_off,
+	    "exchange fits");
 	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");
 };
 
@@ -857,6 +857,21 @@ write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
 	}
 }
 
+/* Block r of a cluster owns heads r*per .. of the output; the last may own
+ * fewer, or none. */
+template <class S>
+struct Owned {
+	uint32_t per, first, n;
+
+	__device__ inline
+	Owned(uint32_t r, uint32_t splits)
+	{
+		per = (S::nh + splits - 1) / splits;
+		first = min((uint32_t)S::nh, r * per);
+		n = min((uint32_t)S::nh, first + per) - first;
+	}
+};
+
 /* Tell all blocks of the cluster the (m, l) of this block's keys. */
 template <class S>
 __device__ inline void
@@ -881,13 +896,13 @@ push_ml(const Acc<S> &a, const Place &p, uint32_t smem, uint32_t split,
 /* o of this block's keys, not yet divided by l, to where it is copied from. */
 template <class S>
 __device__ inline void
-stage_o(const Acc<S> &a, const Place &p, uint32_t smem)
+stage_o(const Acc<S> &a, const Place &p, uint32_t out)
 {
 	uint32_t swap = S::tiles == 4 && p.c % 2;	/* spreads the banks */
 
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
-		uint32_t at = smem + S::out_off + col_head(j, p.c) * S::xrow +
+		uint32_t at = out + col_head(j, p.c) * S::xrow +
 		    first_dim<S>(p) * 4;
 		float v[2 * S::tiles];
 
@@ -916,13 +931,13 @@ stage_o(const Acc<S> &a, const Place &p, uint32_t smem)
  */
 template <class S>
 __device__ inline void
-write_owned(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
-    size_t head0)
+write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
+    uint32_t splits, size_t head0)
 {
-	uint32_t own = S::nh / splits;
+	Owned<S> own(split, splits);
 
-	for (uint32_t i = threadIdx.x; i < own * 128; i += S::work) {
-		uint32_t h = i / 128, hb = split * own + h;
+	for (uint32_t i = threadIdx.x; i < own.n * 128; i += S::work) {
+		uint32_t h = i / 128, hb = own.first + h;
 		uint32_t ml = smem + S::ml_off + hb * 8;
 		float v[4] = { 0 }, m = -INFINITY, l = 0.0f, inv;
 
@@ -933,7 +948,7 @@ write_owned(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
 				m = fmaxf(m, __uint_as_float(x.x));
 		}
 		for (uint32_t r = 0; r < splits; r++) {
-			uint32_t at = smem + (r * own + h) * S::xrow +
+			uint32_t at = smem + (r * own.per + h) * S::xrow +
 			    i % 128 * 16, y[4];
 			uint2 x = lds64(ml + r * S::nh * 8);
 			float k;
@@ -941,7 +956,7 @@ write_owned(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
 			if (x.y == 0)
 				continue;
 			if (r == split)		/* its own never moved */
-				at += S::out_off;
+				at = out + hb * S::xrow + i % 128 * 16;
 			k = ex2(__uint_as_float(x.x) - m);
 			l += k * __uint_as_float(x.y);
 			lds<4>(y, at);
@@ -972,13 +987,15 @@ merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
     size_t head0)
 {
 	uint32_t split = blockIdx.x, splits = gridDim.x, full = 0;
-	uint32_t bytes = S::nh / splits * S::xrow, me = threadIdx.x;
+	uint32_t me = threadIdx.x;
+	Owned<S> mine(split, splits), to(me, splits);
+	uint32_t out = smem + splits * mine.per * S::xrow;
 
 	cluster_wait();		/* everyone's barriers are set up */
 	if (me == 0)
 		mbar_expect(smem + S::ml_bar, splits * S::nh * 8);
 	push_ml<S>(a, p, smem, split, splits);
-	stage_o<S>(a, p, smem);
+	stage_o<S>(a, p, out);
 	fence_async();
 	bar_sync(BAR_OUT, S::work);
 	mbar_wait(smem + S::ml_bar, 0);
@@ -986,15 +1003,15 @@ merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
 		full += r != split &&
 		    lds32(smem + S::ml_off + r * S::nh * 8 + 4) != 0;
 	if (me == 0)
-		mbar_expect(smem + S::o_bar, full * bytes);
-	if (me < splits && me != split && a.l[0] != 0.0f)
-		cluster_copy(cluster_map(smem + split * bytes, me),
-		    smem + S::out_off + me * bytes, bytes,
+		mbar_expect(smem + S::o_bar, full * mine.n * S::xrow);
+	if (me < splits && me != split && to.n > 0 && a.l[0] != 0.0f)
+		cluster_copy(cluster_map(smem + split * to.per * S::xrow, me),
+		    out + to.first * S::xrow, to.n * S::xrow,
 		    cluster_map(smem + S::o_bar, me));
 	__syncwarp();
 	mbar_wait(smem + S::o_bar, 0);
 	cluster_arrive();
-	write_owned<S>(g, smem, split, splits, head0);
+	write_owned<S>(g, smem, out, split, splits, head0);
 	__syncwarp();
 	cluster_wait();
 }
@@ -1110,10 +1127,11 @@ launch(const Args &g, uint32_t rows, uint32_t splits, cudaStream_t stream)
 	    0 : -EIO;
 }
 
-/* fit[i]: how many clusters of 2^i blocks run at once. */
+/* fit[n]: how many clusters of n blocks run at once; above 8 blocks a device
+ * may have none. */
 template <class S>
 cudaError_t
-prepare(int fit[5])
+prepare(int fit[MAX_SPLITS + 1])
 {
 	cudaError_t e = cudaFuncSetAttribute(attend_kernel<S>,
 	    cudaFuncAttributeMaxDynamicSharedMemorySize, S::bytes);
@@ -1121,19 +1139,19 @@ prepare(int fit[5])
 	if (e == cudaSuccess)
 		e = cudaFuncSetAttribute(attend_kernel<S>,
 		    cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-	for (int i = 0; i < 5 && e == cudaSuccess; i++) {
+	for (int n = 1; n <= MAX_SPLITS && e == cudaSuccess; n++) {
 		cudaLaunchAttribute at[2];
 		cudaLaunchConfig_t cfg;
 
-		fit[i] = 0;
-		if (1 << i > S::splits || 1 << i > S::nh)
+		fit[n] = 0;
+		if (n > S::splits || n > S::nh)
 			continue;
-		configure<S>(&cfg, at, dim3(1 << i, 1, 1));
+		configure<S>(&cfg, at, dim3(n, 1, 1));
 		cfg.numAttrs = 1;
-		e = cudaOccupancyMaxActiveClusters(&fit[i], attend_kernel<S>,
+		e = cudaOccupancyMaxActiveClusters(&fit[n], attend_kernel<S>,
 		    &cfg);
-		if (e != cudaSuccess && i == 4) {	/* not on this device */
-			fit[i] = 0;
+		if (e != cudaSuccess && n > 8) {
+			fit[n] = 0;
 			e = cudaSuccess;
 			cudaGetLastError();
 		}
@@ -1150,9 +1168,9 @@ prepare(int fit[5])
 struct Entry {
 	struct dcpg_attend_shape shape;
 	int (*launch)(const Args &, uint32_t, uint32_t, cudaStream_t);
-	cudaError_t (*prepare)(int [5]);
+	cudaError_t (*prepare)(int [MAX_SPLITS + 1]);
 	double fixed, stage, merge;
-	int fit[5];
+	int fit[MAX_SPLITS + 1];
 };
 
 #define ENTRY(bf16, nh, w, fixed, stage, merge) {			\
@@ -1183,16 +1201,17 @@ entries(enum dcpk_kv kv, uint32_t *n)
 }
 
 double
-predict(const Entry &e, const struct dcpg_attend *a, uint32_t log_splits)
+predict(const Entry &e, const struct dcpg_attend *a, uint32_t splits)
 {
-	uint32_t splits = 1u << log_splits, keys;
-	uint32_t clusters = a->rows * (a->heads / e.shape.heads), waves;
+	uint32_t clusters = a->rows * (a->heads / e.shape.heads), waves, keys;
+	double merge = splits > 8 ? e.merge + 2.4 : splits > 1 ? e.merge : 0;
 
-	if (e.fit[log_splits] == 0)
+	if (e.fit[splits] == 0)
 		return INFINITY;
-	waves = (clusters + e.fit[log_splits] - 1) / e.fit[log_splits];
-	keys = ((a->max_count + splits - 1) / splits + 63) / 64;
-	return waves * (e.fixed + e.stage * keys + (splits > 1 ? e.merge : 0));
+	waves = (clusters + e.fit[splits] - 1) / e.fit[splits];
+	keys = (a->max_count + splits - 1) / splits;
+	return waves * (e.fixed + e.stage * (keys < 64 ? 1 : keys / 64.0) +
+	    merge);
 }
 
 /* What the caller forces stays; the rest is the fastest by prediction. */
@@ -1204,18 +1223,18 @@ choose(const struct dcpg_attend *a, uint32_t *splits)
 	double t = INFINITY;
 
 	for (uint32_t i = 0; i < n; i++)
-		for (uint32_t s = 0; s < 5; s++) {
+		for (uint32_t s = 1; s <= MAX_SPLITS; s++) {
 			double x;
 
 			if (e[i].shape.heads > a->heads ||
 			    (a->shape > 0 && a->shape != i + 1) ||
-			    (a->splits > 0 && a->splits != 1u << s))
+			    (a->splits > 0 && a->splits != s))
 				continue;
 			x = predict(e[i], a, s);
 			if (x < t) {
 				t = x;
 				best = &e[i];
-				*splits = 1u << s;
+				*splits = s;
 			}
 		}
 	return best;
@@ -1250,7 +1269,7 @@ dcpg_attend_shape(enum dcpk_kv kv, uint32_t i, struct dcpg_attend_shape *out)
 	if (i >= n)
 		return false;
 	*out = e[i].shape;
-	for (int s = 0; s < 5; s++)
+	for (int s = 1; s <= MAX_SPLITS; s++)
 		out->fit[s] = e[i].fit[s];
 	return true;
 }

@@ -38,6 +38,8 @@ int dcpg_init(void);
  * No key: out 0, lse -inf. Lists hold local pool rows, each valid; what stands
  * behind count[i] is never read as a row.
  */
+#define DCPG_MAX_SPLITS 16
+
 struct dcpg_attend {
 	const void *q;		/* [rows][heads][576] bf16: latent, then rope */
 	const void *pool;	/* [pool rows][656] FP8 or [1152] BF16 */
@@ -52,7 +54,7 @@ struct dcpg_attend {
 	float scale;
 	/* 0: chosen. Tests and the benchmark force them. */
 	uint32_t shape;		/* 1 + index of a compiled shape */
-	uint32_t splits;	/* 1, 2, 4, 8, 16: blocks that share a list */
+	uint32_t splits;	/* 1 .. 16: blocks that share a list */
 };
 
 int dcpg_attend(const struct dcpg_attend *, void *stream);
@@ -60,8 +62,8 @@ int dcpg_attend(const struct dcpg_attend *, void *stream);
 struct dcpg_attend_shape {
 	uint32_t heads;		/* of one block */
 	uint32_t groups;	/* its computing warpgroups */
-	int fit[5];		/* clusters of 1, 2 .. 16 blocks that run at
-				   once on this device; 0: splits refused */
+	int fit[DCPG_MAX_SPLITS + 1];	/* [n]: clusters of n blocks that run at
+				   once on this device; 0: n splits refused */
 };
 
 /* The ith compiled shape of a format; false: there is none. */

@@ -2,15 +2,16 @@
  * Indexer: quantisation of index queries, and scores of all local keys with
  * the first histogram. dcpg.h says what is computed.
  *
- * Scores. A block owns a run of keys of one query row; its warpgroups take 64
- * keys at a time as the long side of an fp8 product with all heads. Keys go
- * from memory straight into the registers that the product reads: a thread
- * takes 32 neighbouring bytes of two keys, whole sectors, and q is permuted in
- * shared memory to match, so keys never pass shared memory and nothing waits
- * for a barrier. A warpgroup computes on one tile while the next, 8 KB, comes.
+ * Scores. A block owns a run of keys of one query row. Four warps bring tiles of
+ * 64 keys: whole pages by bulk copies, their scales by 4-byte ones, up to 20
+ * tiles ahead. (One warp would be too slow: a tile is due every 400 cycles.) Four warpgroups take the tiles in turn, as the long side of an
+ * fp8 product with all heads: a thread reads 32 bytes of two keys, the product
+ * takes them from its registers, and q is permuted in shared memory to match,
+ * so that rows need no swizzle. A tile's place is free again as soon as it has
+ * been read.
  *
- * Shared memory: q 8 KB (64 heads), histogram 8 KB. Bytes that must move: 132
- * per key and query row, 4 per score out.
+ * Shared memory: 20 tiles 165 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
+ * must move: 132 per key and query row, 4 per score out.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -23,9 +24,12 @@
 namespace dcpg {
 namespace {
 
-constexpr int TILE = 64;
-constexpr int WGS = 2;
-constexpr int THREADS = WGS * 128;
+constexpr uint32_t TILE = 64;
+constexpr uint32_t WGS = 4;
+constexpr uint32_t WORK = WGS * 128;	/* computing threads */
+constexpr uint32_t BRING = 4;		/* warps that bring tiles */
+constexpr uint32_t THREADS = WORK + BRING * 32;
+constexpr uint32_t RING = 20;		/* a multiple of WGS */
 
 /* --- queries ------------------------------------------------------------- */
 
@@ -88,124 +92,172 @@ quant_kernel(const struct dcpg_index_quant g)
 
 /* --- scores -------------------------------------------------------------- */
 
+template <int H>
+struct Shared {
+	uint8_t tile[RING][TILE * 128];
+	uint8_t q[H * 128];		/* 1024 bytes aligned, for the swizzle */
+	float scale[RING][TILE];
+	float w[H];
+	uint32_t hist[DCPG_BINS];
+	uint64_t full[RING], empty[RING];
+};
+
 /*
- * q as the B operand: [heads][128 bytes], swizzled, dimensions permuted: the
- * product's step s takes, at place 4c + i, dimension 32c + 8s + i and, at 16 +
- * 4c + i, dimension 32c + 8s + 4 + i; these are the words 2s and 2s + 1 of the
- * 32 bytes that thread c of a key reads.
+ * q as the B operand: [heads][128 bytes], swizzled, dimensions permuted. Thread
+ * c of a key reads its 16-byte chunks c and 4 + c, eight words; the product's
+ * step s takes words 2s and 2s + 1, so at place 4c + i and 16 + 4c + i of a step
+ * stand their bytes i.
  */
 template <int H>
 __device__ inline void
 load_q8(const uint8_t *q8, uint32_t at)
 {
-	for (uint32_t i = threadIdx.x; i < H * 32; i += THREADS) {
-		uint32_t h = i / 32, word = i % 32, c = word / 8;
-		uint32_t s = word % 8 / 2, odd = word % 2;
-		uint32_t chunk = (2 * s + odd) ^ h % 8;
+	for (uint32_t i = threadIdx.x; i < H * 32; i += WORK) {
+		uint32_t h = i / 32, word = i % 32, c = word / 4 % 4;
+		uint32_t n = word / 16 * 4 + word % 4;	/* of the thread's 8 */
+		uint32_t chunk = n ^ h % 8;
 
 		sts32(at + h * 128 + chunk * 16 + 4 * c,
 		    ((const uint32_t *)q8)[i]);
 	}
 }
 
-/* What a thread holds of a tile on its way: two keys' 32 bytes, scales. */
-struct Piece {
-	uint4 a[2], b[2];
-	float scale[2];
-};
-
-__device__ inline void
-fetch(Piece &x, const struct dcpg_index_score &g, const uint32_t *table,
-    uint32_t first, uint32_t end, uint32_t c)
+/* The pool rows of keys `key` and `key` + 32, if they are before `end`. */
+__device__ inline uint2
+pool_rows(const struct dcpg_index_score &g, const uint32_t *table,
+    uint32_t key, uint32_t end)
 {
-#pragma unroll
-	for (int u = 0; u < 2; u++) {
-		uint32_t j = min(first + 8 * u, end - 1);
-		uint32_t row = table[j / g.page_rows] * g.page_rows +
-		    j % g.page_rows;
-		const uint4 *p = (const uint4 *)(g.keys + (size_t)row * 128) +
-		    2 * c;
+	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
+	uint2 r = { 0, 0 };
 
-		x.a[u] = __ldg(p);
-		x.b[u] = __ldg(p + 1);
-		x.scale[u] = __ldg(g.kscale + row);
-	}
+	if (key < end)
+		r.x = (table[key >> lg] << lg) + (key & low);
+	if (key + 32 < end)
+		r.y = (table[(key + 32) >> lg] << lg) + ((key + 32) & low);
+	return r;
 }
 
-/* The words in the order of the product's operand: step s is r[4s..4s+3]. */
-__device__ inline void
-operand(uint32_t (&r)[16], const Piece &x)
-{
-#pragma unroll
-	for (int u = 0; u < 2; u++) {
-		r[0 + u] = x.a[u].x;
-		r[2 + u] = x.a[u].y;
-		r[4 + u] = x.a[u].z;
-		r[6 + u] = x.a[u].w;
-		r[8 + u] = x.b[u].x;
-		r[10 + u] = x.b[u].y;
-		r[12 + u] = x.b[u].z;
-		r[14 + u] = x.b[u].w;
-	}
-}
-
-/* grid: (runs, rows). */
+/* What the bringing warps do, for keys first .. end; each takes every fourth
+ * group of tiles. A lane sees to two keys of a tile; where one begins a page,
+ * it copies the page. */
 template <int H>
-__global__ void __launch_bounds__(THREADS, 3)
-score_kernel(const struct dcpg_index_score g, uint32_t run)
+__device__ inline void
+bring(Shared<H> &s, const struct dcpg_index_score &g, const uint32_t *table,
+    uint32_t first, uint32_t end)
 {
-	__shared__ __align__(1024) uint8_t q[H * 128];
-	__shared__ uint32_t hist[DCPG_BINS];
-	__shared__ __align__(16) float wt[H];
-	uint32_t row = blockIdx.y, lane = threadIdx.x % 32;
-	uint32_t wg = threadIdx.x / 128, w = threadIdx.x / 32 % 4;
-	uint32_t c = lane % 4, at = 16 * w + lane / 4;
-	uint32_t first, end;
-	const uint32_t *table;
+	constexpr int AHEAD = 4;	/* tiles whose pages are looked up */
+	uint32_t lane = threadIdx.x % 32, low = g.page_rows - 1;
+	uint32_t mine = (threadIdx.x - WORK) / 32 * AHEAD;
+	uint32_t tiles = (end - first + TILE - 1) / TILE;
+	uint2 now[AHEAD], next[AHEAD];
+
+#pragma unroll
+	for (int u = 0; u < AHEAD; u++)
+		next[u] = pool_rows(g, table, first + (mine + u) * TILE +
+		    lane, end);
+	for (uint32_t t0 = mine; t0 < tiles; t0 += BRING * AHEAD) {
+#pragma unroll
+		for (int u = 0; u < AHEAD; u++) {
+			now[u] = next[u];
+			next[u] = pool_rows(g, table, first +
+			    (t0 + BRING * AHEAD + u) * TILE + lane, end);
+		}
+#pragma unroll
+		for (int u = 0; u < AHEAD; u++) {
+			uint32_t t = t0 + u, i = t % RING;
+			uint32_t key = first + t * TILE;
+			uint32_t n = min(TILE, end - key), bar, dst;
+
+			if (t >= tiles)
+				break;
+			bar = smem_addr(&s.full[i]);
+			dst = smem_addr(s.tile[i]);
+			if (t >= RING)
+				mbar_wait_idle(smem_addr(&s.empty[i]),
+				    (t / RING - 1) & 1);
+			if (lane == 0)
+				mbar_expect(bar, ((n + low) & ~low) * 128);
+			__syncwarp();
+#pragma unroll
+			for (uint32_t v = 0; v < 2; v++) {
+				uint32_t k = lane + 32 * v;
+				uint32_t row = v ? now[u].y : now[u].x;
+
+				if (k >= n)
+					continue;
+				if ((k & low) == 0)
+					bulk_load(dst + k * 128, g.keys +
+					    (size_t)row * 128,
+					    g.page_rows * 128, bar);
+				copy4(smem_addr(&s.scale[i][k]),
+				    g.kscale + row);
+			}
+			mbar_arrive_copies(bar);
+		}
+	}
+}
+
+/* 64 keys of one tile: r becomes their A operand; the place is given back. */
+template <int H>
+__device__ inline void
+read_tile(uint32_t (&r)[16], float (&ks)[2], Shared<H> &s, uint32_t i,
+    uint32_t at, uint32_t c)
+{
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+		uint32_t p = smem_addr(s.tile[i]) + (at + 8 * u) * 128 + 16 * c;
+		uint4 a = lds128(p), b = lds128(p + 64);
+
+		ks[u] = s.scale[i][at + 8 * u];
+		r[0 + u] = a.x;
+		r[2 + u] = a.y;
+		r[4 + u] = a.z;
+		r[6 + u] = a.w;
+		r[8 + u] = b.x;
+		r[10 + u] = b.y;
+		r[12 + u] = b.z;
+		r[14 + u] = b.w;
+	}
+}
+
+/* A warpgroup's tiles of the run. */
+template <int H>
+__device__ inline void
+work(Shared<H> &s, const struct dcpg_index_score &g, uint32_t first,
+    uint32_t end)
+{
+	uint32_t row = blockIdx.y, lane = threadIdx.x % 32, c = lane % 4;
+	uint32_t wg = threadIdx.x / 128;
+	uint32_t at = threadIdx.x / 32 % 4 * 16 + lane / 4;
+	uint32_t tiles = (end - first + TILE - 1) / TILE;
+	uint64_t desc = desc128(smem_addr(s.q));
 	float d[H / 2];
 	uint32_t r[16];
-	uint64_t desc = desc128(smem_addr(q));
-	Piece next;
 
-	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
-		hist[i] = 0;
-	launch_wait();
-	launch_next();
-	first = blockIdx.x * run;
-	end = min(first + run, g.len[row]);
-	if (first >= end)
-		return;
-	table = g.table + g.table_at[row];
-	first += wg * TILE;
-	if (first < end)
-		fetch(next, g, table, first + at, end, c);
-	load_q8<H>(g.q8 + (size_t)row * H * 128, smem_addr(q));
-	if (threadIdx.x < H)
-		wt[threadIdx.x] = g.w[(size_t)row * H + threadIdx.x];
-	fence_async();
-	__syncthreads();
+	for (uint32_t t = wg; t < tiles; t += WGS) {
+		uint32_t i = t % RING, key = first + t * TILE + at;
+		float sum[2] = { 0, 0 }, ks[2];
 
-	for (; first < end; first += WGS * TILE) {
-		float sum[2] = { 0, 0 }, ks[2] = { next.scale[0],
-		    next.scale[1] };
-
-		operand(r, next);
-		if (first + WGS * TILE < end)
-			fetch(next, g, table, first + WGS * TILE + at, end, c);
+		mbar_wait(smem_addr(&s.full[i]), (t / RING) & 1);
+		read_tile<H>(r, ks, s, i, at, c);
+		wg_ready<16>(r);
+		__syncwarp();
+		if (lane == 0)
+			mbar_arrive(smem_addr(&s.empty[i]));
 #pragma unroll
-		for (int i = 0; i < H / 2; i++)
-			d[i] = 0.0f;
+		for (int j = 0; j < H / 2; j++)
+			d[j] = 0.0f;
 		wg_pin(d);
 		wg_fence();
 #pragma unroll
-		for (int s = 0; s < 4; s++)
-			Mma8<H>::run(d, r + 4 * s, desc + 2 * s, s > 0);
+		for (int k = 0; k < 4; k++)
+			Mma8<H>::run(d, r + 4 * k, desc + 2 * k, k > 0);
 		wg_commit();
 		wg_wait<0>();
 		wg_pin(d);
 #pragma unroll
 		for (int j = 0; j < H / 8; j++) {
-			uint2 x = lds64(smem_addr(wt + 8 * j + 2 * c));
+			uint2 x = lds64(smem_addr(s.w + 8 * j + 2 * c));
 
 #pragma unroll
 			for (int u = 0; u < 2; u++) {
@@ -221,36 +273,96 @@ score_kernel(const struct dcpg_index_score g, uint32_t run)
 			sum[u] += __shfl_xor_sync(~0u, sum[u], 2);
 		}
 		/* Lanes c = 0 and 1 finish one key each. */
-		if (c < 2 && first + at + 8 * c < end) {
+		if (c < 2 && key + 8 * c < end) {
 			float x = c == 0 ? sum[0] * ks[0] : sum[1] * ks[1];
 
-			g.score[(size_t)row * g.stride + first + at + 8 * c] =
-			    x;
+			g.score[(size_t)row * g.stride + key + 8 * c] = x;
 			if (g.hist != NULL)
-				atomicAdd(&hist[score_digit(x)], 1);
+				atomicAdd(&s.hist[score_digit(x)], 1);
 		}
 	}
-	if (g.hist == NULL)
-		return;
-	__syncthreads();
-	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
-		if (hist[i] != 0)
-			atomicAdd(&g.hist[row * DCPG_BINS + i], hist[i]);
 }
 
-/* Runs of whole rounds such that all blocks run at once, 3 an SM, nearly the
- * same each. */
+/* grid: (runs, rows). */
+template <int H>
+__global__ void __launch_bounds__(THREADS, 1)
+score_kernel(const struct dcpg_index_score g, uint32_t run)
+{
+	extern __shared__ __align__(1024) uint8_t mem[];
+	Shared<H> &s = *(Shared<H> *)mem;
+	uint32_t row = blockIdx.y, first, end;
+
+	if (threadIdx.x < RING) {
+		mbar_init(smem_addr(&s.full[threadIdx.x]), 1 + 32);
+		mbar_init(smem_addr(&s.empty[threadIdx.x]), 4);
+	}
+	fence_async();
+	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
+		s.hist[i] = 0;
+	__syncthreads();
+	launch_wait();
+	launch_next();
+	first = blockIdx.x * run;
+	end = min(first + run, g.len[row]);
+	if (first >= end)
+		return;
+	if (threadIdx.x >= WORK) {
+		bring<H>(s, g, g.table + g.table_at[row], first, end);
+		return;
+	}
+	load_q8<H>(g.q8 + (size_t)row * H * 128, smem_addr(s.q));
+	if (threadIdx.x < H)
+		s.w[threadIdx.x] = g.w[(size_t)row * H + threadIdx.x];
+	fence_async();
+	bar_sync(1, WORK);
+	work<H>(s, g, first, end);
+	if (g.hist == NULL)
+		return;
+	bar_sync(1, WORK);
+	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += WORK)
+		if (s.hist[i] != 0)
+			atomicAdd(&g.hist[row * DCPG_BINS + i], s.hist[i]);
+}
+
+/* Runs of whole tiles, nearly the same each, such that all blocks run at
+ * once, one an SM. */
 uint32_t
 choose_run(const struct dcpg_index_score *a)
 {
-	uint32_t runs = 132 * 3 / a->rows, run;
+	uint32_t runs = 132 / a->rows, run;
 
 	runs = runs < 1 ? 1 : runs;
 	run = (a->max_len + runs - 1) / runs;
-	return (run + WGS * TILE - 1) / (WGS * TILE) * (WGS * TILE);
+	return (run + TILE - 1) / TILE * TILE;
+}
+
+template <int H>
+cudaError_t
+launch_score(cudaLaunchConfig_t *cfg, const struct dcpg_index_score &g,
+    uint32_t run)
+{
+	cfg->dynamicSmemBytes = sizeof(Shared<H>);
+	return cudaLaunchKernelEx(cfg, score_kernel<H>, g, run);
+}
+
+template <int H>
+bool
+prepare(void)
+{
+	return cudaFuncSetAttribute(score_kernel<H>,
+	    cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<H>)) ==
+	    cudaSuccess;
 }
 
 }	/* namespace */
+
+int
+index_init(void)
+{
+	return prepare<8>() && prepare<16>() && prepare<32>() && prepare<64>() ?
+	    0 : -EIO;
+}
+
 }	/* namespace dcpg */
 
 using namespace dcpg;
@@ -288,16 +400,16 @@ dcpg_index_score(const struct dcpg_index_score *a, void *stream)
 	cfg.numAttrs = 1;
 	switch (a->heads) {
 	case 8:
-		e = cudaLaunchKernelEx(&cfg, score_kernel<8>, *a, run);
+		e = launch_score<8>(&cfg, *a, run);
 		break;
 	case 16:
-		e = cudaLaunchKernelEx(&cfg, score_kernel<16>, *a, run);
+		e = launch_score<16>(&cfg, *a, run);
 		break;
 	case 32:
-		e = cudaLaunchKernelEx(&cfg, score_kernel<32>, *a, run);
+		e = launch_score<32>(&cfg, *a, run);
 		break;
 	case 64:
-		e = cudaLaunchKernelEx(&cfg, score_kernel<64>, *a, run);
+		e = launch_score<64>(&cfg, *a, run);
 		break;
 	default:
 		return -EINVAL;

@@ -5,6 +5,7 @@
 
 namespace dcpg {
 int attend_init(void);
+int index_init(void);
 int select_init(void);
 }
 
@@ -13,5 +14,7 @@ dcpg_init(void)
 {
 	int rc = dcpg::attend_init();
 
+	if (rc == 0)
+		rc = dcpg::index_init();
 	return rc != 0 ? rc : dcpg::select_init();
 }

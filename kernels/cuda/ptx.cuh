@@ -182,6 +182,22 @@ bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 	    :: "r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 
+/* 4 bytes; the thread's copies count as one arrival on bar when they are there
+ * (bar was set up to expect it). */
+__device__ inline void
+copy4(uint32_t dst, const void *src)
+{
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+	    :: "r"(dst), "l"(src) : "memory");
+}
+
+__device__ inline void
+mbar_arrive_copies(uint32_t bar)
+{
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+	    :: "r"(bar) : "memory");
+}
+
 /* --- clusters ------------------------------------------------------------ */
 
 __device__ inline void

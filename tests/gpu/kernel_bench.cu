@@ -196,9 +196,10 @@ bench_attend(bool bf16, bool sweep)
 	struct dcpg_attend_shape sh;
 
 	for (uint32_t i = 0; sweep && dcpg_attend_shape(kv, i, &sh); i++)
-		printf("shape %u/%u: %d %d %d %d %d clusters of 1..16 fit\n",
-		    sh.heads, sh.groups, sh.fit[0], sh.fit[1], sh.fit[2],
-		    sh.fit[3], sh.fit[4]);
+		for (uint32_t n = 1; n <= DCPG_MAX_SPLITS; n++)
+			printf("%s%d%s", n > 1 ? " " : "clusters that fit, of "
+			    "1.. blocks: ", sh.fit[n], n == DCPG_MAX_SPLITS ?
+			    "\n" : "");
 
 	printf("attention, %s rows, us (x floor, x anchor)\n",
 	    bf16 ? "bf16" : "packed fp8");
@@ -217,17 +218,19 @@ bench_attend(bool bf16, bool sweep)
 				    t / an.us[i]);
 			for (uint32_t j = 0; sweep &&
 			    dcpg_attend_shape(kv, j, &sh); j++)
-				for (uint32_t s = 0; s < 5; s++) {
+				for (uint32_t s = 1; s <= DCPG_MAX_SPLITS;
+				    s++) {
 					uint32_t n = sh.heads > an.heads ? 0 :
 					    batches[i] * an.heads / sh.heads;
 
-					/* 2 waves at most: the rest is slow */
-					if (n == 0 || (int)n > 2 * sh.fit[s])
+					/* More than a wave of splits is slow */
+					if (n == 0 || (int)n > sh.fit[s] *
+					    (s == 1 ? 2 : 1))
 						continue;
 					t = time_attend(bed, an.heads, an.keys,
-					    batches[i], j + 1, 1u << s);
+					    batches[i], j + 1, s);
 					printf(" %u/%u*%u:%.2f", sh.heads,
-					    sh.groups, 1u << s, t);
+					    sh.groups, s, t);
 					best = std::min(best, t);
 				}
 			if (sweep)
