@@ -186,6 +186,7 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->chunk = o->chunk;
 	in->max_running = o->max_running;
 	in->threads = o->cpu_threads;
+	in->ranks_per_gpu = o->ranks_per_gpu;
 	in->flags = DCPK_GUARD |
 	    (o->quantize_activations ? DCPK_QUANT_ACT : 0);
 	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
@@ -423,6 +424,20 @@ phase_ready(struct dcpd_daemon *d, const struct dcpk_backend *b,
 	return 0;
 }
 
+/* What the device itself says that a rank may have. */
+static int
+device_budget(const struct dcpk_topo *topo, struct dcpd_memplan_in *in,
+    struct dcpd_err *err)
+{
+	struct dcpk_err ke = { "" };
+	struct dcpk_setup s;
+	int rc;
+
+	dcpd_memplan_setup(in, topo, 1, &s);
+	rc = in->backend->memory(&s, &in->device_bytes, &ke);
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s", ke.text);
+}
+
 static int
 start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -437,6 +452,8 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 	    (rc = plan_input(d, &topo, &in, err)) != 0)
 		return rc;
 	in.backend = b;
+	if (b->memory != NULL && (rc = device_budget(&topo, &in, err)) != 0)
+		return rc;
 	if ((rc = make_plan(&d->opt, &in, &plan, err)) != 0)
 		return rc;
 	phase_done(d, "%" PRIu64 " tokens of KV, %" PRIu64 " at --dcp-size 1",

@@ -279,6 +279,10 @@ struct dcpk_backend {
 	const char *name;	/* "cpu", "cuda" */
 	bool rank_threads;
 
+	/* Free bytes of each rank's device, the least of all ranks; ranks that
+	 * share one have an equal part. NULL: ranks live in host memory. */
+	int (*memory)(const struct dcpk_setup *, uint64_t *bytes,
+	    struct dcpk_err *);
 	/* Needs no open device. bytes[world]. weights* are left 0. */
 	int (*bytes)(const struct dcpk_setup *, struct dcpk_bytes *);
 	int (*open)(const struct dcpk_setup *, struct dcpk_ctx **,

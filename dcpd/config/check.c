@@ -21,6 +21,10 @@ check_device(const struct dcpd_options *o, struct dcpd_err *err)
 	if (o->device == DCPD_DEVICE_CUDA && o->quantize_activations)
 		return dcpd_fail(err, -EINVAL, "--quantize-activations: only "
 		    "with --device cpu, a GPU does it anyway; leave it out");
+	if (o->device == DCPD_DEVICE_CUDA && DCPD_GIVEN(o, dcp_comm) &&
+	    o->dcp_comm == DCPD_COMM_NCCL)
+		return dcpd_fail(err, -EINVAL, "--dcp-comm nccl: not built "
+		    "yet; GPUs of one host use peer memory: --dcp-comm p2p");
 	if (o->device != DCPD_DEVICE_CPU)
 		return 0;
 	if (DCPD_GIVEN(o, dcp_comm))

@@ -60,7 +60,7 @@ dcpd_memplan_setup(const struct dcpd_memplan_in *in,
 		.idx = in->idx, .pages = pages, .max_rows = in->max_running,
 		.max_prefill = in->chunk, .max_reqs = in->max_running,
 		.max_ctx = in->max_ctx, .threads = in->threads,
-		.flags = in->flags,
+		.flags = in->flags, .ranks_per_gpu = in->ranks_per_gpu,
 	};
 }
 

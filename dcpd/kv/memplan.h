@@ -21,7 +21,7 @@ struct dcpd_memplan_in {
 	double mem_fraction;		/* of device_bytes (per rank) */
 	uint64_t device_bytes;		/* of one rank's device; 0: unknown */
 	uint32_t chunk, max_running, max_ctx;
-	uint32_t threads, flags;	/* as in struct dcpk_setup */
+	uint32_t threads, flags, ranks_per_gpu;	/* as in struct dcpk_setup */
 	bool report_only;		/* what does not fit is told in `misfit`
 					   instead of being an error */
 };

@@ -272,6 +272,46 @@ cuda_bytes(const dcpk_setup *s, dcpk_bytes *b)
 
 /* --- open and close ---------------------------------------------------- */
 
+/* GPUs that the ranks need, or an error that counts them. */
+static int
+devices(const dcpk_setup *s, int *per, int *used, dcpk_err *err)
+{
+	int n = 0;
+	cudaError_t e = cudaGetDeviceCount(&n);
+
+	if (e != cudaSuccess || n == 0)
+		return fail(err, -ENODEV, "cuda: no GPU: %s; --device cpu "
+		    "needs none", e != cudaSuccess ? cudaGetErrorString(e) :
+		    "none is visible");
+	*per = s->ranks_per_gpu ? (int)s->ranks_per_gpu : 1;
+	*used = ((int)s->topo.world + *per - 1) / *per;
+	if (*used > n)
+		return fail(err, -ENODEV, "cuda: --tp %u needs %d GPUs with "
+		    "--ranks-per-gpu %d, %d are visible", s->topo.world,
+		    *used, *per, n);
+	return 0;
+}
+
+static int
+cuda_memory(const dcpk_setup *s, uint64_t *bytes, dcpk_err *err)
+{
+	int per, used, rc = devices(s, &per, &used, err);
+	uint64_t least = UINT64_MAX;
+
+	for (int i = 0; rc == 0 && i < used; i++) {
+		size_t free_b = 0, all = 0;
+
+		if (cudaSetDevice(i) != cudaSuccess ||
+		    cudaMemGetInfo(&free_b, &all) != cudaSuccess)
+			return fail(err, -EIO, "cuda: GPU %d: %s", i,
+			    cudaGetErrorString(cudaGetLastError()));
+		least = std::min<uint64_t>(least, free_b);
+	}
+	if (rc == 0)
+		*bytes = least / (uint64_t)per;
+	return rc;
+}
+
 static int
 check_setup(const dcpk_setup *s, dcpk_err *err)
 {
@@ -459,26 +499,17 @@ static int
 cuda_open(const dcpk_setup *s, dcpk_ctx **out, dcpk_err *err)
 {
 	dcpk_ctx *c;
-	cudaError_t e;
-	int n = 0, rc = check_setup(s, err), per;
+	int rc = check_setup(s, err), per = 1, used = 1;
 
+	if (rc == 0)
+		rc = devices(s, &per, &used, err);
 	if (rc != 0)
 		return rc;
-	e = cudaGetDeviceCount(&n);
-	if (e != cudaSuccess || n == 0)
-		return fail(err, -ENODEV, "cuda: no GPU: %s; --device cpu "
-		    "needs none", e != cudaSuccess ? cudaGetErrorString(e) :
-		    "none is visible");
-	per = s->ranks_per_gpu ? (int)s->ranks_per_gpu : 1;
-	if ((uint64_t)n * per < s->topo.world)
-		return fail(err, -ENODEV, "cuda: --tp %u needs %u GPUs with "
-		    "--ranks-per-gpu %d, %d are visible", s->topo.world,
-		    (s->topo.world + per - 1) / per, per, n);
 	c = (dcpk_ctx *)calloc(1, sizeof *c);
 	if (c == NULL)
 		return fail(err, -ENOMEM, "cuda: out of memory");
 	sizes(c, s);
-	c->devices = (int)((c->W + per - 1) / per);
+	c->devices = used;
 	for (uint32_t i = 0; i < c->W; i++)
 		c->r[i].dev = (int)i / per;
 	rc = peers(c, err);
@@ -800,6 +831,7 @@ static const dcpk_backend table = {
 	.size = sizeof(dcpk_backend),
 	.name = "cuda",
 	.rank_threads = false,
+	.memory = cuda_memory,
 	.bytes = cuda_bytes,
 	.open = cuda_open,
 	.load = dcpg_load,

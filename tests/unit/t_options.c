@@ -120,6 +120,8 @@ START_TEST(refused_flags)
 	bad("--engine null --attn-dp-size 2 --tp 8", "--attn-dp-size",
 	    "not built");
 	bad("--model m --dcp-comm nccl", "--dcp-comm", "cuda");
+	bad("--model m --device cuda --dcp-comm nccl", "--dcp-comm nccl",
+	    "not built");
 	bad("--model m --dcp-comm p2p", "--dcp-comm", "cuda");
 	bad("--model m --ranks-per-gpu 2", "--ranks-per-gpu", "cuda");
 	bad("--model m --device cuda --cpu-threads 2", "--cpu-threads", "cpu");
