@@ -296,7 +296,7 @@ ctl_clients(int argc, char **argv)
 		printf("%8lld %8lld %6lld %9lld %12lld %8.1f\n",
 		    integer(r, "id"), integer(r, "pid"), integer(r, "uid"),
 		    integer(r, "requests"), integer(r, "queued_bytes"),
-		    number(r, "age"));
+		    number(r, "age_s"));
 	json_decref(a);
 	return CTL_OK;
 }

@@ -277,6 +277,10 @@ ask(struct chat *c, const char *question)
 		remember(c, &t);
 		if (t.finish == DCP_FINISH_ABORT)
 			rc = ctl_fail(CTL_FAILED, "cancelled");
+	} else {
+		/* It was not answered: the next question stands alone. */
+		json_array_remove(c->messages,
+		    json_array_size(c->messages) - 1);
 	}
 	turn_free(&t);
 	return rc;

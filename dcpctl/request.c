@@ -9,7 +9,7 @@
 
 #include "dcpctl/ctl.h"
 
-#define CONNECT_MS 10000	/* a daemon that loads answers when it is ready */
+#define CONNECT_MS 10000	/* a daemon that loads answers later */
 
 static volatile sig_atomic_t interrupted;
 
@@ -62,7 +62,7 @@ parse_bias(struct ctl_sampling *s)
 		unsigned long id = strtoul(p, &end, 10);
 		float b;
 
-		if (*p < '0' || *p > '9' || *end != ':')
+		if (*p < '0' || *p > '9' || id > UINT32_MAX || *end != ':')
 			break;
 		b = strtof(end + 1, &end2);
 		if (end2 == end + 1)

@@ -30,6 +30,7 @@ print(json.load(open(sys.argv[1]))["tokens"])' "$work/a")"' and
 # Mistakes of a request come back as its error.
 for bad in "--tokens 5000 " "--tokens 1,x" "--prompt x" "--max-tokens 3" \
     "--tokens 1 --top-p 7 --temperature 1" "--tokens 1 --nonsense" \
+    "--tokens 1 --logit-bias 4294967297:5" \
     "--tokens 1 --logprobs" "--tokens 1 --top-logprobs 2" "--tokens 1 --echo"
 do
 	# shellcheck disable=SC2086
@@ -54,6 +55,9 @@ ctl requests -j >"$work/r"
 json "$work/r" 'len(o) == 1 and o[0]["prompt"] == 1'
 ctl clients -j >"$work/o"
 json "$work/o" 'any(c["pid"] == '$client' for c in o)'
+sleep 0.2
+ctl clients | awk 'NR > 1 && $6 > 0 { n++ } END { exit !n }' ||
+    fail "the age of a client: $(ctl clients)"
 id=$(python3 -c 'import json, sys
 print(json.load(open(sys.argv[1]))[0]["id"])' "$work/r")
 ctl cancel 999999 2>"$work/err" && fail "cancel of nothing"
