@@ -233,7 +233,7 @@ hello_accept(struct dcpd_ipc *ipc)
 	int i, sock;
 
 	for (i = 0; i < ACCEPT_BATCH; i++) {
-		sock = accept4(ipc->listen_fd, NULL, NULL,
+		sock = accept4(ipc->listen.fd, NULL, NULL,
 		    SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (sock >= 0) {
 			add_pending(ipc, sock);
@@ -247,7 +247,7 @@ hello_accept(struct dcpd_ipc *ipc)
 		ipc_complain(ipc, "accept: %s; trying again in 100 ms",
 		    strerror(errno));
 		ipc->listen_off = dcpd_now_ns() + LISTEN_PAUSE_NS;
-		epoll_ctl(ipc->epfd, EPOLL_CTL_MOD, ipc->listen_fd, &e);
+		epoll_ctl(ipc->epfd, EPOLL_CTL_MOD, ipc->listen.fd, &e);
 		return;
 	}
 }
@@ -384,7 +384,7 @@ hello_expire(struct dcpd_ipc *ipc)
 	}
 	if (ipc->listen_off != 0 && ipc->listen_off <= now) {
 		ipc->listen_off = 0;
-		epoll_ctl(ipc->epfd, EPOLL_CTL_MOD, ipc->listen_fd, &e);
+		epoll_ctl(ipc->epfd, EPOLL_CTL_MOD, ipc->listen.fd, &e);
 	}
 	next = p != NULL ? p->deadline : UINT64_MAX;
 	if (ipc->listen_off != 0)

@@ -13,8 +13,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -285,68 +283,6 @@ intake(void *arg)
 
 /* --- start and stop --- */
 
-/* Remove a socket that nobody listens on; refuse one that is in use. */
-static int
-clear_path(const struct sockaddr_un *sa, struct dcpd_err *err)
-{
-	struct stat st;
-	int fd, rc;
-
-	if (lstat(sa->sun_path, &st) < 0)
-		return 0;
-	if (!S_ISSOCK(st.st_mode))
-		return dcpd_fail(err, -EEXIST, "%s exists and is not a socket;"
-		    " remove it or choose another --socket", sa->sun_path);
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return dcpd_fail(err, -errno, "socket: %s", strerror(errno));
-	rc = connect(fd, (const struct sockaddr *)sa, sizeof *sa) < 0 ?
-	    -errno : 0;
-	close(fd);
-	if (rc != -ECONNREFUSED)
-		return dcpd_fail(err, -EADDRINUSE, "%s: another process "
-		    "listens there; stop it or choose another --socket",
-		    sa->sun_path);
-	unlink(sa->sun_path);
-	return 0;
-}
-
-static int
-bind_path(struct dcpd_ipc *ipc, const char *path, struct dcpd_err *err)
-{
-	struct sockaddr_un sa = { .sun_family = AF_UNIX };
-	mode_t mode = ipc->cfg.mode != 0 ? ipc->cfg.mode : 0660;
-	int fd, rc;
-
-	if (strlen(path) >= sizeof sa.sun_path)
-		return dcpd_fail(err, -ENAMETOOLONG, "%s: a socket path has "
-		    "at most %zu bytes; choose a shorter --socket", path,
-		    sizeof sa.sun_path - 1);
-	memcpy(sa.sun_path, path, strlen(path) + 1);
-	rc = clear_path(&sa, err);
-	if (rc < 0)
-		return rc;
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return dcpd_fail(err, -errno, "socket: %s", strerror(errno));
-	/* On the socket before bind, so that no moment has wider access. */
-	fchmod(fd, mode);
-	if (bind(fd, (struct sockaddr *)&sa, sizeof sa) < 0) {
-		rc = dcpd_fail(err, -errno, "%s: bind: %s; its folder must "
-		    "exist and be writable", path, strerror(errno));
-		close(fd);
-		return rc;
-	}
-	ipc->bound = strdup(path);
-	if (chmod(path, mode) < 0 || listen(fd, SOMAXCONN) < 0) {
-		rc = dcpd_fail(err, -errno, "%s: %s", path, strerror(errno));
-		close(fd);
-		return rc;
-	}
-	ipc->listen_fd = fd;
-	return 0;
-}
-
 static int
 check_config(const struct dcpd_ipc_config *in, struct dcpd_ipc_config *cfg,
     struct dcpd_err *err)
@@ -378,27 +314,29 @@ add_source(struct dcpd_ipc *ipc, int fd, struct source *s)
 static int
 open_fds(struct dcpd_ipc *ipc, struct dcpd_err *err)
 {
-	int flags, rc;
+	int rc;
 
 	ipc->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	ipc->epfd = epoll_create1(EPOLL_CLOEXEC);
 	if (ipc->kick < 0 || ipc->epfd < 0)
 		return dcpd_fail(err, -errno, "epoll: %s", strerror(errno));
 	if (ipc->cfg.path != NULL) {
-		rc = bind_path(ipc, ipc->cfg.path, err);
+		rc = dcpd_listen_open(ipc->cfg.path, SOCK_SEQPACKET,
+		    ipc->cfg.mode != 0 ? ipc->cfg.mode : 0660, "--socket",
+		    &ipc->listen, err);
 		if (rc < 0)
 			return rc;
 	} else {
-		ipc->listen_fd = ipc->cfg.listen_fd;
-		flags = fcntl(ipc->listen_fd, F_GETFL);
-		if (flags < 0 || fcntl(ipc->listen_fd, F_SETFL,
-		    flags | O_NONBLOCK) < 0)
+		ipc->listen.fd = ipc->cfg.listen_fd;
+		rc = fcntl(ipc->listen.fd, F_GETFL);
+		if (rc < 0 || fcntl(ipc->listen.fd, F_SETFL,
+		    rc | O_NONBLOCK) < 0)
 			return dcpd_fail(err, -errno, "listening socket "
-			    "%d: %s", ipc->listen_fd, strerror(errno));
+			    "%d: %s", ipc->listen.fd, strerror(errno));
 	}
 	ipc->src_listen = (struct source){ SRC_LISTEN, ipc };
 	ipc->src_kick = (struct source){ SRC_KICK, ipc };
-	if (add_source(ipc, ipc->listen_fd, &ipc->src_listen) < 0 ||
+	if (add_source(ipc, ipc->listen.fd, &ipc->src_listen) < 0 ||
 	    add_source(ipc, ipc->kick, &ipc->src_kick) < 0)
 		return dcpd_fail(err, -errno, "epoll: %s", strerror(errno));
 	return 0;
@@ -407,11 +345,7 @@ open_fds(struct dcpd_ipc *ipc, struct dcpd_err *err)
 static void
 close_fds(struct dcpd_ipc *ipc)
 {
-	if (ipc->bound != NULL)
-		unlink(ipc->bound);
-	free(ipc->bound);
-	if (ipc->listen_fd >= 0)
-		close(ipc->listen_fd);
+	dcpd_listen_close(&ipc->listen);
 	if (ipc->epfd >= 0)
 		close(ipc->epfd);
 	/* kick stays for emitting threads until the last reference goes */
@@ -429,7 +363,7 @@ dcpd_ipc_start(const struct dcpd_ipc_config *cfg,
 		return dcpd_fail(err, -ENOMEM, "ipc: out of memory");
 	DCPD_ASSERT(ops->submit != NULL);
 	atomic_store(&ipc->refs, 1);
-	ipc->listen_fd = ipc->epfd = ipc->kick = -1;
+	ipc->listen.fd = ipc->epfd = ipc->kick = -1;
 	ipc->ops = *ops;
 	ipc->arg = arg;
 	ipc->epoch = dcpd_now_ns() ^ (uint64_t)getpid() << 48;

@@ -94,7 +94,4 @@ pid_t dcpd_client_pid(const struct dcpd_client *);
 /* JSON array for `dcpctl clients`: id, pid, uid, requests, queued bytes, age. */
 char *dcpd_ipc_clients_json(struct dcpd_ipc *);
 
-/* --- the admin socket: one JSON object in, one out, per SEQPACKET or line --- */
-/* see dcpd/admin/admin.h */
-
 #endif

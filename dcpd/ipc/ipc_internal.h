@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+#include "dcpd/admin/listen.h"
 #include "dcpd/ipc/ipc.h"
 #include "libdcpclient/dcp_ring.h"
 
@@ -144,9 +145,9 @@ struct dcpd_ipc {
 	struct dcpd_ipc_config cfg;
 	struct dcpd_ipc_ops ops;
 	void *arg;
-	char *bound;			/* path to unlink at the end, or NULL */
 	uint64_t epoch;
-	int listen_fd, epfd, kick;
+	struct dcpd_listen listen;	/* no path: not bound here */
+	int epfd, kick;
 	struct source src_listen, src_kick;
 	pthread_t thread;
 	atomic_bool stop, fault;	/* with kick */
