@@ -15,6 +15,7 @@ struct dcpd_daemon {
 	struct dcpd_options opt;
 	struct dcpd_run run;
 	struct dcpd_listen client_sock, admin_sock;
+	gid_t client_group;			/* of --socket-group */
 	struct dcpd_admin *admin;
 	bool have_config;
 	struct dcpd_model_config config;	/* of the model folder */

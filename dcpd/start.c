@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -479,18 +480,55 @@ phase_selftest(struct dcpd_daemon *d, struct dcpd_err *err)
 /* --- sockets, scheduler, ring --- */
 
 static int
+find_group(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const char *name = d->opt.socket_group;
+	const struct group *g;
+
+	if (name == NULL)
+		return 0;
+	errno = 0;
+	g = getgrnam(name);
+	if (g == NULL)
+		return dcpd_fail(err, errno != 0 ? -errno : -ENOENT,
+		    "--socket-group %.60s: %s; create it (groupadd --system), "
+		    "or name another", name, errno != 0 ? strerror(errno) :
+		    "no such group");
+	d->client_group = g->gr_gid;
+	return 0;
+}
+
+/* systemd's socket has the owner that its unit says. */
+static int
+open_client_socket(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const struct dcpd_options *o = &d->opt;
+	int rc;
+
+	rc = dcpd_listen_inherited("dcpd", SOCK_SEQPACKET, &d->client_sock,
+	    err);
+	if (rc != 0)
+		return rc < 0 ? rc : 0;
+	rc = dcpd_listen_open(o->socket, SOCK_SEQPACKET, o->socket_mode,
+	    "--socket", &d->client_sock, err);
+	if (rc != 0 || o->socket_group == NULL)
+		return rc;
+	if (lchown(o->socket, (uid_t)-1, d->client_group) != 0)
+		return dcpd_fail(err, -errno, "--socket-group %.60s: %s: %s; "
+		    "the daemon's user must be in that group, or root",
+		    o->socket_group, o->socket, strerror(errno));
+	return 0;
+}
+
+static int
 open_sockets(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	const struct dcpd_options *o = &d->opt;
 	char path[200];
 	int rc;
 
-	rc = dcpd_listen_inherited("dcpd", SOCK_SEQPACKET, &d->client_sock,
-	    err);
-	if (rc == 0)
-		rc = dcpd_listen_open(o->socket, SOCK_SEQPACKET,
-		    o->socket_mode, "--socket", &d->client_sock, err);
-	if (rc < 0)
+	if ((rc = find_group(d, err)) != 0 ||
+	    (rc = open_client_socket(d, err)) != 0)
 		return rc;
 	rc = dcpd_listen_inherited("dcpd-admin", SOCK_STREAM, &d->admin_sock,
 	    err);
@@ -536,6 +574,8 @@ phase_listening(struct dcpd_daemon *d, struct dcpd_err *err)
 		.max_requests_uid = o->max_requests_uid,
 		.max_bytes_uid = o->max_bytes_uid,
 		.vocab = d->engine.vocab,
+		.check_group = o->socket_group != NULL,
+		.group = d->client_group,
 	};
 	int rc;
 

@@ -103,7 +103,7 @@ X(ACT, U32, queue_max, "queue-max", "max-queued-requests", "1024", \
 X(ACT, U32, text_threads, "text-threads", "", "2", "1..256", \
   "workers for templates, tokenising and detokenising") \
 X(ACT, ENUM, chat_template, "chat-template", "", "auto", \
-  "auto|glm45|glm47=glm5|glm52|glm53|deepseek_v32=deepseek-v32", \
+  "auto|glm45|glm47=glm5=glm51|glm52|glm53|deepseek_v32=deepseek-v32", \
   "built-in chat template; auto: from the model") \
 X(ACT, ENUM, reasoning_parser, "reasoning-parser", "", "auto", \
   "auto|none|glm45|deepseek-v3=deepseek_v32", \
@@ -118,6 +118,9 @@ X(ACT, STR, socket, "socket", "", "/run/dcpd/dcpd.sock", "PATH", \
   "socket of the clients") \
 X(ACT, MODE, socket_mode, "socket-mode", "", "0660", "0000..0777", \
   "permissions of --socket") \
+X(ACT, STR, socket_group, "socket-group", "", "", "GROUP", \
+  "owns --socket, and beside root and the daemon's user only its members may " \
+  "connect; default: whomever --socket-mode lets in") \
 X(ACT, STR, admin_socket, "admin-socket", "", "", "PATH", \
   "socket of dcpctl, mode 0600; default: --socket with .admin after it") \
 X(ACT, U32, max_clients, "max-clients", "", "256", "1..65536", \

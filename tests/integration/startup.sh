@@ -89,10 +89,32 @@ kill -9 "$daemon"
 wait "$daemon" || :
 daemon=
 [ -S "$sock" ] || fail "the dead daemon's socket should lie here"
+refused "no such group" --socket-group nonesuch -- --engine null \
+    --socket-group nonesuch
 start --engine null --socket-mode 600
 [ "$(stat -c %a "$sock")" = 600 ] || fail "--socket-mode 600"
 stop 0
 [ ! -e "$sock" ] && [ ! -e "$sock.admin" ] || fail "sockets left behind"
+
+# Only members of --socket-group; seen by a root that can be somebody else
+as() {	# GID: dcpctl as nobody in that group
+	setpriv --reuid 65534 --regid "$1" --clear-groups "$DCPCTL" \
+	    --socket "$sock" generate --tokens 1 --max-tokens 2 -j
+}
+chmod 755 "$work"
+gid=$(getent group daemon | cut -d: -f3) || gid=
+if [ "$(id -u)" = 0 ] && [ -n "$gid" ] &&
+    setpriv --reuid 65534 --clear-groups "$DCPCTL" help >/dev/null 2>&1; then
+	start --engine null --socket-mode 666 --socket-group daemon
+	[ "$(stat -c %g "$sock")" = "$gid" ] || fail "group of the socket"
+	as "$gid" >"$work/o" 2>&1 || fail "a member: $(cat "$work/o")"
+	as 65534 >"$work/o" 2>&1 && fail "no member, but let in"
+	grep -q "not in group $gid" "$work/o" || fail "$(cat "$work/o")"
+	as 65534 2>/dev/null && fail "a second time let in"
+	stop 0
+else
+	echo "not root: --socket-group not tried"
+fi
 
 # Not running: exit code 3
 rc=0

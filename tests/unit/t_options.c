@@ -89,6 +89,10 @@ START_TEST(defaults_and_values)
 	ck_assert_int_eq(dcpd_options_log_level(&o), LOG_DEBUG);
 	dcpd_options_free(&o);
 
+	good("--model m --chat-template glm51", &o);
+	ck_assert_uint_eq(o.chat_template, 2);
+	dcpd_options_free(&o);
+
 	good("--model m --tp 8 --dcp-size 8 --prefill-way a2a", &o);
 	ck_assert_int_eq(dcpd_options_way(&o), DCPK_WAY_A2A);
 	dcpd_options_free(&o);
