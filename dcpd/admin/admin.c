@@ -19,6 +19,7 @@
 #define CONNS 16
 #define LINE_MAX_BYTES (64u << 10)	/* of one request */
 #define IDLE_S 60.0	/* a connection that neither reads nor asks is closed */
+#define PAUSE_MS 100	/* after a failed accept: no descriptors are left */
 
 struct conn {
 	int fd;			/* -1: free */
@@ -44,6 +45,7 @@ struct slow {
 struct dcpd_admin {
 	struct dcpd_run *run;
 	int listen_fd, wake_fd;
+	double accept_at;	/* dcpd_now(); till then none is accepted */
 	_Atomic bool stop;
 	pthread_t thread;
 	struct conn conn[CONNS];
@@ -283,8 +285,11 @@ accept_one(struct dcpd_admin *a)
 	int fd;
 
 	fd = accept4(a->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (fd < 0)
+	if (fd < 0) {
+		/* Who waits stays in the backlog, and poll would not sleep. */
+		a->accept_at = dcpd_now() + PAUSE_MS / 1e3;
 		return;
+	}
 	for (unsigned i = 0; i < CONNS && c == NULL; i++)
 		if (a->conn[i].fd < 0)
 			c = &a->conn[i];
@@ -306,11 +311,16 @@ accept_one(struct dcpd_admin *a)
 	c->moved = dcpd_now();
 }
 
-/* Fills p; p[0] is the listening socket, p[1] the wake-up. */
-static void
+/*
+ * Fills p; p[0] is the listening socket, p[1] the wake-up. Returns how many
+ * milliseconds to wait.
+ */
+static int
 poll_set(struct dcpd_admin *a, struct pollfd *p)
 {
-	p[0] = (struct pollfd){ a->listen_fd, POLLIN, 0 };
+	bool paused = dcpd_now() < a->accept_at;
+
+	p[0] = (struct pollfd){ a->listen_fd, paused ? 0 : POLLIN, 0 };
 	p[1] = (struct pollfd){ a->wake_fd, POLLIN, 0 };
 	for (unsigned i = 0; i < CONNS; i++) {
 		struct conn *c = &a->conn[i];
@@ -321,6 +331,7 @@ poll_set(struct dcpd_admin *a, struct pollfd *p)
 		else if (c->in_len < LINE_MAX_BYTES)
 			p[2 + i].events = POLLIN;
 	}
+	return paused ? PAUSE_MS : 1000;
 }
 
 static void
@@ -341,10 +352,11 @@ admin_main(void *arg)
 	struct dcpd_admin *a = arg;
 	struct pollfd p[2 + CONNS];
 	uint64_t n;
+	int ms;
 
 	while (!a->stop) {
-		poll_set(a, p);
-		if (poll(p, 2 + CONNS, 1000) < 0 && errno != EINTR) {
+		ms = poll_set(a, p);
+		if (poll(p, 2 + CONNS, ms) < 0 && errno != EINTR) {
 			dcpd_log(LOG_ERR, "admin socket: poll: %s",
 			    strerror(errno));
 			break;

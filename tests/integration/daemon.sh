@@ -135,6 +135,32 @@ stop 0
 [ $(($(now_ms) - t)) -lt 5000 ] || fail "--drain-timeout did not bound"
 wait $client || :
 
+# No descriptors left: it sleeps all the same, and serves again when there are.
+(ulimit -n 20; exec "$DCPD" --engine null --socket "$sock" 2>"$work/log") &
+daemon=$!
+n=0
+until ctl status -j >/dev/null 2>&1; do
+	n=$((n + 1))
+	[ $n -lt 100 ] || fail "not ready with 20 descriptors"
+	sleep 0.1
+done
+python3 - "$sock.admin" "$daemon" <<'PY' || fail "no descriptors left"
+import socket, sys, time
+def ticks():
+    f = open(f"/proc/{sys.argv[2]}/stat").read().rsplit(")", 1)[1].split()
+    return int(f[11]) + int(f[12])
+held = []
+for i in range(15):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(sys.argv[1])
+time.sleep(0.3)
+before = ticks()
+time.sleep(2)
+assert ticks() - before < 10, f"{ticks() - before} ticks while idle"
+PY
+ctl status -j >/dev/null || fail "status when descriptors are free again"
+stop 0
+
 # An engine that fails ends its requests with an error, and the process with 1.
 start --engine null --null-fail-after 20
 ctl generate --tokens 1 --max-tokens 1000 -j >"$work/o" 2>"$work/err" &&
