@@ -177,11 +177,12 @@ ctl_print_ranks(const json_t *status)
 	size_t i;
 
 	if (json_array_size(ranks) > 0)
-		printf("rank  dcp rank  tokens  pages used  of\n");
+		printf("rank  dcp rank  tokens  pages used  cached  of\n");
 	json_array_foreach(ranks, i, r)
-		printf("%4lld  %8lld  %6lld  %10lld  %lld\n",
+		printf("%4lld  %8lld  %6lld  %10lld  %6lld  %lld\n",
 		    integer(r, "rank"), integer(r, "dcp_rank"),
 		    integer(r, "tokens"), integer(r, "pages_used"),
+		    integer(r, "pages_cached"),
 		    integer(r, "pages_total"));
 }
 
@@ -265,13 +266,16 @@ ctl_requests(int argc, char **argv)
 		ctl_print_json(a);
 		return CTL_OK;
 	}
-	printf("%8s %6s %-10s %8s %9s %9s %6s %8s\n", "id", "uid", "state",
-	    "prompt", "prefilled", "generated", "pages", "age s");
+	printf("%8s %6s %-10s %8s %8s %9s %9s %6s %8s\n", "id", "uid",
+	    "state", "prompt", "cached", "prefilled", "generated", "pages",
+	    "age s");
 	json_array_foreach(a, i, r)
-		printf("%8lld %6lld %-10s %8lld %9lld %9lld %6lld %8.1f\n",
+		printf("%8lld %6lld %-10s %8lld %8lld %9lld %9lld %6lld "
+		    "%8.1f\n",
 		    integer(r, "id"), integer(r, "uid"), string(r, "state"),
-		    integer(r, "prompt"), integer(r, "prefilled"),
-		    integer(r, "generated"), integer(r, "pages"),
+		    integer(r, "prompt"), integer(r, "cached"),
+		    integer(r, "prefilled"), integer(r, "generated"),
+		    integer(r, "pages"),
 		    number(r, "age_s"));
 	json_decref(a);
 	return CTL_OK;
@@ -390,6 +394,31 @@ int
 ctl_check(int argc, char **argv)
 {
 	return simple(argc, argv, "check [-j]", "ok: the invariants hold");
+}
+
+int
+ctl_cache(int argc, char **argv)
+{
+	struct ctl_list op = { NULL, 0 };
+	json_t *r = NULL;
+	int rc;
+
+	rc = ctl_parse(argc, argv, none, "cache stats|drop [-j]", &op);
+	if (rc == 0 && (op.n != 1 || (strcmp(op.v[0], "stats") != 0 &&
+	    strcmp(op.v[0], "drop") != 0)))
+		rc = ctl_fail(CTL_USAGE, "cache: give stats or drop");
+	if (rc == 0)
+		rc = ctl_admin(json_pack("{s:s,s:s}", "cmd", "cache", "op",
+		    op.v[0]), false, &r);
+	if (rc == 0 && ctl.json)
+		ctl_print_json(json_incref(r));
+	else if (rc == 0 && strcmp(op.v[0], "stats") == 0)
+		print_scalars(r);
+	else if (rc == 0)
+		printf("%lld pages dropped\n", integer(r, "pages"));
+	json_decref(r);
+	free(op.v);
+	return rc > 0 ? rc : CTL_OK;
 }
 
 int

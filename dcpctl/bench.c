@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "dcpctl/bench_ipc.h"
 #include "dcpctl/ctl.h"
@@ -132,10 +133,15 @@ drive(struct bench *b)
 		.len = b->prompt * sizeof *ids,
 	};
 	uint64_t state = b->seed;
+	char salt[64];
 	int rc = CTL_OK;
 
 	if (ids == NULL)
 		return ctl_fail(CTL_FAILED, "out of memory");
+	/* A second run with the same seed is no measurement of the cache. */
+	snprintf(salt, sizeof salt, "{\"cache_salt\":\"bench %d %.9f\"}",
+	    (int)getpid(), now());
+	r.options = salt;
 	for (uint32_t i = 0; i < b->streams && rc == CTL_OK; i++) {
 		for (uint32_t k = 0; k < b->prompt; k++)
 			ids[k] = (uint32_t)(draw(&state) % b->vocab);

@@ -27,6 +27,7 @@ static const struct command {
 	{ "plan", "the memory plan of a model, without a daemon", ctl_plan },
 	{ "bench", "measure: ipc, decode, prefill", ctl_bench },
 	{ "check", "the daemon's invariants", ctl_check },
+	{ "cache", "the prefix cache: stats, drop", ctl_cache },
 	{ "config", "the daemon's effective configuration", ctl_config },
 	{ "version", "versions of dcpctl and of the daemon", ctl_version },
 	{ "help", "this list", ctl_help },

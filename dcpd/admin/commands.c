@@ -197,8 +197,30 @@ check(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 	e = run->engine;
 	if (dcpd_sched_check(run->sched, err) != 0)
 		return NULL;
-	return json_pack("{s:s,s:b}", "pages", "free + used = all, on each "
-	    "rank", "device", e != NULL && e->check != NULL);
+	return json_pack("{s:s,s:b}", "pages", "free + cached + used = "
+	    "all, on each rank", "device", e != NULL && e->check != NULL);
+}
+
+static json_t *
+cache(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	const char *op = json_string_value(json_object_get(request, "op"));
+	uint32_t pages;
+
+	if (op == NULL ||
+	    (strcmp(op, "stats") != 0 && strcmp(op, "drop") != 0)) {
+		dcpd_fail(err, -EINVAL, "cache: \"op\": want \"stats\" or "
+		    "\"drop\"");
+		return NULL;
+	}
+	if (need_ready(run, err) != 0)
+		return NULL;
+	if (strcmp(op, "stats") == 0)
+		return dcpd_sched_cache(run->sched);
+	if (dcpd_sched_cache_drop(run->sched, &pages, err) != 0)
+		return NULL;
+	dcpd_log(LOG_NOTICE, "prefix cache: %u pages dropped", pages);
+	return json_pack("{s:I}", "pages", (json_int_t)pages);
 }
 
 static json_t *
@@ -218,6 +240,7 @@ static const struct dcpd_admin_command commands[] = {
 	{ "resume", "accept requests again", false, resume },
 	{ "idle", "is no request left?", false, idle },
 	{ "check", "invariants of pages and device memory", true, check },
+	{ "cache", "the prefix cache: \"op\" stats or drop", true, cache },
 	{ "config", "effective configuration", false, config },
 	{ "help", "the commands", false, help },
 	{ NULL, NULL, false, NULL },

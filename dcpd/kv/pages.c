@@ -101,6 +101,13 @@ dcpd_pages_put(struct dcpd_pages *p, const uint32_t *ids, uint32_t n)
 }
 
 uint32_t
+dcpd_pages_refs(const struct dcpd_pages *p, uint32_t id)
+{
+	DCPD_ASSERT(id < p->n);
+	return p->refs[id];
+}
+
+uint32_t
 dcpd_pages_n_free(const struct dcpd_pages *p)
 {
 	return p->n_free;

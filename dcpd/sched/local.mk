@@ -1,11 +1,13 @@
 # dcpd/sched, dcpd/kv/pages.c and their tests
 libdcpd_a_SOURCES += \
 	dcpd/kv/pages.h dcpd/kv/pages.c \
+	dcpd/kv/prefix.h dcpd/kv/prefix.c \
 	dcpd/sched/sched.h dcpd/sched/sched_i.h \
 	dcpd/sched/plan.h dcpd/sched/plan.c \
 	dcpd/sched/sched.c \
 	dcpd/sched/request.c \
 	dcpd/sched/step.c \
+	dcpd/sched/cache.c \
 	dcpd/sched/output.c \
 	dcpd/sched/status.c \
 	dcpd/sched/null_engine.c
@@ -17,6 +19,11 @@ check_PROGRAMS += tests/unit/t_pages
 TESTS += tests/unit/t_pages
 tests_unit_t_pages_SOURCES = tests/unit/t_pages.c
 tests_unit_t_pages_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_prefix
+TESTS += tests/unit/t_prefix
+tests_unit_t_prefix_SOURCES = tests/unit/t_prefix.c
+tests_unit_t_prefix_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/unit/t_plan
 TESTS += tests/unit/t_plan
@@ -32,6 +39,11 @@ check_PROGRAMS += tests/unit/t_sched_life
 TESTS += tests/unit/t_sched_life
 tests_unit_t_sched_life_SOURCES = tests/unit/t_sched_life.c $(SCHED_FAKE)
 tests_unit_t_sched_life_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_cache
+TESTS += tests/unit/t_sched_cache
+tests_unit_t_sched_cache_SOURCES = tests/unit/t_sched_cache.c $(SCHED_FAKE)
+tests_unit_t_sched_cache_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/fuzz/fuzz_sched
 TESTS += tests/fuzz/fuzz_sched
@@ -50,3 +62,6 @@ tests_unit_t_sched_ring_SOURCES = tests/unit/t_sched_ring.c \
 tests_unit_t_sched_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
 
 EXTRA_DIST += doc/scheduler.md
+
+TESTS += tests/integration/test_cache.py
+EXTRA_DIST += tests/integration/test_cache.py

@@ -152,8 +152,14 @@ take_token(struct delta *d, const struct out_token *t,
 static void
 fill_usage(const struct req *r, struct dcp_usage *u)
 {
+	uint32_t cached;
+
+	pthread_mutex_lock(&r->s->lock);
+	cached = r->n_cached;
+	pthread_mutex_unlock(&r->s->lock);
 	*u = (struct dcp_usage){
 		.prompt_tokens = r->n_prompt,
+		.cached_tokens = cached,
 		.completion_tokens = r->n_done,
 		.reasoning_tokens = r->out != NULL ?
 		    dcpd_out_reasoning_tokens(r->out) : 0,

@@ -242,6 +242,23 @@ fill_params(struct req *r)
 
 /* --- options ----------------------------------------------------------- */
 
+#define SALT_MAX 256u		/* bytes */
+
+static int
+take_salt(struct req *r, struct dcpd_err *err)
+{
+	const json_t *v = json_object_get(r->options, "cache_salt");
+
+	if (v == NULL || json_is_null(v))
+		return 0;
+	if (!json_is_string(v) || json_string_length(v) > SALT_MAX)
+		return dcpd_fail(err, -EINVAL, "options: cache_salt: want a "
+		    "string of at most %u bytes", SALT_MAX);
+	if (json_string_length(v) > 0)
+		r->salt = json_string_value(v);
+	return 0;
+}
+
 /* What is not built is refused, never dropped; with text and ids, too. */
 static int
 check_options(const json_t *o, struct dcpd_err *err)
@@ -272,6 +289,7 @@ static int
 parse_options(struct req *r, struct dcpd_err *err)
 {
 	json_error_t je;
+	int rc;
 
 	if (r->sub->options == NULL)
 		return 0;
@@ -281,7 +299,8 @@ parse_options(struct req *r, struct dcpd_err *err)
 		    "%d", je.text, je.position);
 	if (!json_is_object(r->options))
 		return dcpd_fail(err, -EINVAL, "options: not a JSON object");
-	return check_options(r->options, err);
+	rc = check_options(r->options, err);
+	return rc != 0 ? rc : take_salt(r, err);
 }
 
 /* --- the prompt -------------------------------------------------------- */

@@ -116,8 +116,7 @@ dcpd_req_end(struct req *r, uint32_t finish, const struct dcpd_err *err)
 		list_remove(s->wait, &s->n_wait, r);
 	if (was == R_PREFILL || was == R_DECODE) {
 		list_remove(s->run, &s->n_run, r);
-		dcpd_pages_put(s->pages, r->pages, r->n_pages);
-		r->n_pages = 0;
+		dcpd_req_give_back(r);
 		s->promised -= r->pages_max;
 	}
 	count_end(r, finish, err);
@@ -427,7 +426,9 @@ dcpd_sched_gauges(struct dcpd_sched *s)
 	DCPD_GAUGE(requests_waiting, s->n_wait);
 	DCPD_GAUGE(requests_running, s->n_run);
 	DCPD_GAUGE(pages_free, dcpd_pages_n_free(s->pages));
-	DCPD_GAUGE(pages_used, dcpd_pages_n_used(s->pages));
+	DCPD_GAUGE(pages_cached, dcpd_prefix_n_idle(s->prefix));
+	DCPD_GAUGE(pages_used, dcpd_pages_n_used(s->pages) -
+	    dcpd_prefix_n_idle(s->prefix));
 }
 
 /* dcpd_sched_check() asks; this is a step boundary. */
@@ -450,6 +451,20 @@ answer_check(struct dcpd_sched *s)
 	s->check_err = err;
 	s->check_done = want;
 	pthread_cond_broadcast(&s->event_cv);
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* dcpd_sched_cache_drop() asks; likewise. */
+static void
+answer_drop(struct dcpd_sched *s)
+{
+	pthread_mutex_lock(&s->lock);
+	if (s->drop_want != s->drop_done) {
+		s->dropped = dcpd_prefix_evict(s->prefix, UINT32_MAX);
+		s->drop_done = s->drop_want;
+		dcpd_sched_gauges(s);
+		pthread_cond_broadcast(&s->event_cv);
+	}
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -490,6 +505,7 @@ step_main(void *arg)
 			dcpd_sched_admit(s);
 			ran = dcpd_sched_step(s);
 		}
+		answer_drop(s);
 		check_after_step(s);
 		answer_check(s);
 	}
@@ -542,7 +558,10 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 	s->in_pass = calloc(c->engine->max_running, sizeof *s->in_pass);
 	rc = s->wait == NULL || s->run == NULL || s->in_pass == NULL ?
 	    -ENOMEM : dcpd_pages_new(c->engine->pages, &s->pages);
+	if (rc == 0)
+		rc = dcpd_prefix_new(s->pages, c->engine->pages, &s->prefix);
 	if (rc != 0) {
+		dcpd_pages_free(s->pages);
 		free(s->in_pass);
 		free(s->run);
 		free(s->wait);
@@ -569,6 +588,7 @@ destroy(struct dcpd_sched *s)
 	dcpd_planb_free(&s->plan);
 	free(s->result.out);
 	free(s->result.top);
+	dcpd_prefix_free(s->prefix);
 	dcpd_pages_free(s->pages);
 	free(s->in_pass);
 	free(s->run);
@@ -611,6 +631,7 @@ dcpd_sched_stop(struct dcpd_sched *s)
 	dcpd_sched_kick(s);
 	pthread_mutex_unlock(&s->lock);
 	pthread_join(s->thread, NULL);
-	DCPD_ASSERT(s->n_live == 0 && dcpd_pages_n_used(s->pages) == 0);
+	DCPD_ASSERT(s->n_live == 0 && dcpd_pages_n_used(s->pages) ==
+	    dcpd_prefix_n_idle(s->prefix));
 	destroy(s);
 }

@@ -5,7 +5,8 @@
  *   intake   dcpd_sched_ipc_ops: links a request in, posts its encode job
  *   text     encode job (request.c), then the output job (output.c); never two
  *            jobs of one request at a time
- *   step     everything else (sched.c: the loop; step.c: plans and results)
+ *   step     everything else (sched.c: the loop; step.c: plans and results;
+ *            cache.c: pages)
  *   admin    dcpd_sched_status() and the like (status.c)
  *
  * One lock, s->lock, never held while the engine runs, while text is worked on
@@ -24,6 +25,7 @@
 #include <pthread.h>
 
 #include "dcpd/kv/pages.h"
+#include "dcpd/kv/prefix.h"
 #include "dcpd/sched/plan.h"
 #include "dcpd/sched/sched.h"
 
@@ -105,6 +107,8 @@ struct req {
 	bool penalties;			/* [const] outputs must be counted */
 	struct adjusts adj;		/* step thread */
 	json_t *options;		/* [const] */
+	const char *salt;		/* [const] of the prefix cache, or NULL;
+					   a string of options */
 	struct dcpd_out *out;		/* [text] NULL: no text */
 	struct dcpd_out *echo;		/* [text] of the prompt */
 	struct dcpd_err err;		/* [const] encode failed */
@@ -114,7 +118,10 @@ struct req {
 	unsigned ctl;			/* [lock] CTL_* */
 	uint32_t *pages;		/* [step] [pages_max] page table */
 	uint32_t n_pages;		/* [step] held */
-	uint32_t n_kv;			/* [step] tokens in the cache */
+	uint32_t n_shared;		/* [step] its first: cache nodes */
+	uint32_t n_kv;			/* [step] tokens that have rows */
+	uint32_t n_cached;		/* [step] prompt tokens of a hit */
+	uint32_t n_echo;		/* [step] ECHO: prompt tokens out */
 	uint32_t n_out;			/* [step] tokens generated */
 	bool admitted;			/* [step] it ran; stays set after */
 	bool skip;			/* step thread: sits this step out */
@@ -162,9 +169,12 @@ struct dcpd_sched {
 	struct dcpd_err fail;		/* [step] */
 	uint64_t check_want, check_done;	/* [lock] */
 	struct dcpd_err check_err;	/* [lock] of check_done */
+	uint64_t drop_want, drop_done;	/* [lock] */
+	uint32_t dropped;		/* [lock] pages, by drop_done */
 
 	/* Step thread. */
-	struct dcpd_pages *pages;
+	struct dcpd_pages *pages;	/* [step] */
+	struct dcpd_prefix *prefix;	/* [step] */
 	struct req **wait;		/* [step] by priority, then arrival */
 	uint32_t n_wait, cap_wait;	/* [step] */
 	struct req **run;		/* [step] [max_running], same order */
@@ -205,9 +215,22 @@ void dcpd_req_end(struct req *, uint32_t finish, const struct dcpd_err *);
 void dcpd_req_put(struct req *);		/* the last one frees it */
 void dcpd_sched_flush_posts(struct dcpd_sched *);
 
+/*
+ * cache.c: step thread. A request's page table; what is behind n_shared pages
+ * of it is the request's own. match: how many pages the cache has of its text,
+ * put into table; the lock is not needed.
+ */
+bool dcpd_req_scores_prompt(const struct req *);
+uint32_t dcpd_req_match(const struct req *, uint32_t *table);
+void dcpd_req_hit_late(struct req *);
+void dcpd_req_hit(struct req *, uint32_t n);		/* lock held */
+void dcpd_req_publish(struct req *);			/* lock held */
+void dcpd_req_give_back(struct req *);			/* lock held */
+int dcpd_req_grow(struct req *, uint32_t pages);	/* lock held */
+int dcpd_sched_verify(struct dcpd_sched *, struct dcpd_err *);
+
 /* step.c: step thread, the lock is not held */
 void dcpd_sched_admit(struct dcpd_sched *);
 bool dcpd_sched_step(struct dcpd_sched *);	/* true: a pass ran */
-int dcpd_sched_verify(struct dcpd_sched *, struct dcpd_err *);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * What the scheduler says of itself, and what an admin may ask of it. Admin
  * thread: takes the lock for short, never waits for a running step (but for
- * the check, which needs a step boundary and says so when none comes).
+ * what needs a step boundary, which says so when none comes).
  */
 #include "config.h"
 
@@ -10,7 +10,7 @@
 #include "dcpd/admin/counters.h"
 #include "dcpd/sched/sched_i.h"
 
-#define CHECK_TIMEOUT_NS 10000000000u
+#define BOUNDARY_TIMEOUT_NS 10000000000u
 #define RATE_SECONDS 10u	/* whole seconds the token rate looks back */
 
 static const char *const state_name[] = {
@@ -67,25 +67,36 @@ token_rate(const struct dcpd_sched *s)
 	return (double)sum / RATE_SECONDS;
 }
 
-/* Lock held. What each rank holds of the running requests. */
+/*
+ * Lock held. What each rank holds of the running requests; a page that several
+ * share counts once.
+ */
 static json_t *
 ranks(const struct dcpd_sched *s)
 {
 	const struct dcpd_engine *e = s->c.engine;
+	uint32_t cached = dcpd_prefix_n_idle(s->prefix), shared, own = 0;
 	json_t *a = json_array();
+
+	for (uint32_t i = 0; i < s->n_run; i++)
+		own += s->run[i]->n_pages - s->run[i]->n_shared;
+	shared = dcpd_pages_n_used(s->pages) - cached - own;
 
 	for (uint32_t rank = 0; rank < e->world; rank++) {
 		uint32_t dr = rank % e->dcp;
-		uint64_t tokens = 0, pages = 0;
+		uint64_t tokens = (uint64_t)shared * (DCPD_PAGE_TOKENS /
+		    e->dcp);
 
-		for (uint32_t i = 0; i < s->n_run; i++) {
-			tokens += dcpk_shard_len(s->run[i]->n_kv, dr, e->dcp);
-			pages += s->run[i]->n_pages;
-		}
-		json_array_append_new(a, json_pack("{s:I, s:I, s:I, s:I, s:I}",
+		for (uint32_t i = 0; i < s->n_run; i++)
+			tokens += dcpk_shard_len(s->run[i]->n_kv -
+			    s->run[i]->n_shared * DCPD_PAGE_TOKENS, dr,
+			    e->dcp);
+		json_array_append_new(a, json_pack(
+		    "{s:I, s:I, s:I, s:I, s:I, s:I}",
 		    "rank", (json_int_t)rank, "dcp_rank", (json_int_t)dr,
 		    "tokens", (json_int_t)tokens,
-		    "pages_used", (json_int_t)pages,
+		    "pages_used", (json_int_t)shared + own,
+		    "pages_cached", (json_int_t)cached,
 		    "pages_total", (json_int_t)e->pages));
 	}
 	return a;
@@ -169,11 +180,12 @@ dcpd_sched_requests(struct dcpd_sched *s)
 
 		/* Oldest first: the list has the newest in front. */
 		json_array_insert_new(a, 0, json_pack(
-		    "{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:f}",
+		    "{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
 		    "id", (json_int_t)r->sub->id,
 		    "uid", (json_int_t)r->sub->uid,
 		    "state", state_name[state],
 		    "prompt", (json_int_t)prompt,
+		    "cached", (json_int_t)r->n_cached,
 		    "prefilled", (json_int_t)(r->n_kv < prompt ? r->n_kv :
 		    prompt),
 		    "generated", (json_int_t)r->n_out,
@@ -222,32 +234,81 @@ dcpd_sched_idle(struct dcpd_sched *s)
 	return idle;
 }
 
-int
-dcpd_sched_check(struct dcpd_sched *s, struct dcpd_err *err)
+/*
+ * Lock held. Asks for one more of *want and waits for the step boundary at
+ * which *done gets there.
+ */
+static int
+at_boundary(struct dcpd_sched *s, uint64_t *want, const uint64_t *done,
+    const char *what, struct dcpd_err *err)
 {
-	uint64_t want, until = dcpd_now_ns() + CHECK_TIMEOUT_NS;
+	uint64_t mine = ++*want, until = dcpd_now_ns() + BOUNDARY_TIMEOUT_NS;
 	struct timespec ts = { (time_t)(until / 1000000000u),
 	    (long)(until % 1000000000u) };
 	int rc = 0;
 
+	dcpd_sched_kick(s);
+	while (*done < mine && rc == 0)
+		rc = pthread_cond_timedwait(&s->event_cv, &s->lock, &ts);
+	return *done >= mine ? 0 : dcpd_fail(err, -ETIMEDOUT, "step %llu has "
+	    "not ended for %u s: nothing could be %s",
+	    (unsigned long long)s->step,
+	    (unsigned)(BOUNDARY_TIMEOUT_NS / 1000000000u), what);
+}
+
+int
+dcpd_sched_check(struct dcpd_sched *s, struct dcpd_err *err)
+{
+	int rc;
+
 	DCPD_CHECK(s, SCHED_MAGIC);
 	pthread_mutex_lock(&s->lock);
-	want = ++s->check_want;
-	dcpd_sched_kick(s);
-	while (s->check_done < want && rc == 0)
-		rc = pthread_cond_timedwait(&s->event_cv, &s->lock, &ts);
-	if (s->check_done >= want) {
-		rc = s->check_err.code;
-		if (rc != 0)
-			dcpd_fail(err, rc, "%s", s->check_err.text);
-	} else {
-		rc = dcpd_fail(err, -ETIMEDOUT, "step %llu has not ended for "
-		    "%u s: nothing could be checked",
-		    (unsigned long long)s->step,
-		    (unsigned)(CHECK_TIMEOUT_NS / 1000000000u));
-	}
+	rc = at_boundary(s, &s->check_want, &s->check_done, "checked", err);
+	if (rc == 0 && s->check_err.code != 0)
+		rc = dcpd_fail(err, s->check_err.code, "%s",
+		    s->check_err.text);
 	pthread_mutex_unlock(&s->lock);
 	return rc;
+}
+
+int
+dcpd_sched_cache_drop(struct dcpd_sched *s, uint32_t *pages,
+    struct dcpd_err *err)
+{
+	int rc;
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	rc = at_boundary(s, &s->drop_want, &s->drop_done, "dropped", err);
+	if (rc == 0)
+		*pages = s->dropped;
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
+json_t *
+dcpd_sched_cache(struct dcpd_sched *s)
+{
+	uint64_t asked = DCPD_COUNTER(prefix_lookup_tokens);
+	uint64_t hit = DCPD_COUNTER(prefix_hit_tokens);
+	uint32_t free, idle, nodes;
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	free = dcpd_pages_n_free(s->pages);
+	idle = dcpd_prefix_n_idle(s->prefix);
+	nodes = dcpd_prefix_n_nodes(s->prefix);
+	pthread_mutex_unlock(&s->lock);
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I}",
+	    "pages_total", (json_int_t)s->c.engine->pages,
+	    "pages_free", (json_int_t)free,
+	    "pages_cached", (json_int_t)idle,
+	    "pages_used", (json_int_t)(s->c.engine->pages - free - idle),
+	    /* Found by a lookup: the cached ones, and of the used. */
+	    "pages_known", (json_int_t)nodes,
+	    "lookup_tokens", (json_int_t)asked, "hit_tokens", (json_int_t)hit,
+	    "hit_rate", per((double)hit, asked),
+	    "evictions", (json_int_t)DCPD_COUNTER(evictions));
 }
 
 bool

@@ -89,6 +89,8 @@ admit_one(struct dcpd_sched *s, uint32_t i)
 	s->promised += r->pages_max;
 	r->state = R_PREFILL;
 	r->admitted = true;
+	dcpd_req_hit(r, dcpd_req_match(r, r->pages));
+	DCPD_COUNT(prefix_lookup_tokens, r->n_prompt);
 }
 
 static void
@@ -181,9 +183,8 @@ take_pages(struct dcpd_sched *s, struct req *r, uint32_t n)
 	if (want <= r->n_pages)
 		return;
 	pthread_mutex_lock(&s->lock);
-	rc = dcpd_pages_get(s->pages, want - r->n_pages, r->pages + r->n_pages);
+	rc = dcpd_req_grow(r, want - r->n_pages);
 	DCPD_ASSERT(rc == 0);
-	r->n_pages = want;
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -213,12 +214,6 @@ add_sample(struct dcpd_sched *s, struct req *r, uint32_t row)
 	return 0;
 }
 
-static bool
-scores_prompt(const struct req *r)
-{
-	return (r->sub->flags & DCP_ECHO) && (r->sub->flags & DCP_LOGPROBS);
-}
-
 /* Row i's logprob of the prompt token that follows it. */
 static int
 add_score(struct dcpd_sched *s, struct req *r, uint32_t i)
@@ -243,10 +238,11 @@ add_rows(struct dcpd_sched *s, struct req *r, uint32_t n)
 	take_pages(s, r, n);
 	s->in_pass[s->plan.n_reqs] = r;
 	rc = dcpd_planb_req(&s->plan, r->pages, r->n_kv, r->ids.v + r->n_kv, n);
-	if (scores_prompt(r) && r->state == R_PREFILL)
+	if (dcpd_req_scores_prompt(r) && r->state == R_PREFILL)
 		for (uint32_t i = 0; i < n && rc == 0 &&
 		    r->n_kv + i + 1 < r->n_prompt; i++)
-			rc = add_score(s, r, i);
+			if (r->n_kv + i + 1 >= r->n_echo)
+				rc = add_score(s, r, i);
 	if (rc == 0 && r->n_kv + n == r->ids.n)
 		rc = add_sample(s, r, n - 1);
 	return rc;
@@ -298,7 +294,7 @@ rows_by_samples(const struct dcpd_sched *s, const struct req *r)
 
 	if (crowded(s, r))
 		return 0;
-	if (!scores_prompt(r) || r->params.n_top == 0)
+	if (!dcpd_req_scores_prompt(r) || r->params.n_top == 0)
 		return UINT32_MAX;
 	rows = (PASS_TOPS_MAX - dcpd_min64(s->plan.n_top, PASS_TOPS_MAX)) /
 	    r->params.n_top;
@@ -318,6 +314,7 @@ compose_prefill(struct dcpd_sched *s)
 
 		if (r->state != R_PREFILL || r->skip)
 			continue;
+		dcpd_req_hit_late(r);
 		n = dcpd_min64(r->ids.n - r->n_kv, left);
 		n = dcpd_min64(n, rows_by_samples(s, r));
 		if (n == 0)
@@ -425,27 +422,31 @@ failed(struct dcpd_sched *s, const struct dcpd_err *why, int rc)
 
 /* --- results ----------------------------------------------------------- */
 
-/* Lock held. ECHO: the prompt goes out beside its prefill. */
+/*
+ * Lock held. ECHO: the prompt goes out beside its prefill, up to what has rows
+ * now; but for what is scored, which comes with its logprob.
+ */
 static int
-echo_prompt(struct req *r, uint32_t from, uint32_t to)
+echo_prompt(struct req *r)
 {
 	struct out_token t = { .flags = OUT_PROMPT };
+	uint32_t to = r->n_kv < r->n_prompt ? r->n_kv : r->n_prompt;
 	int rc = 0;
 
 	if (!(r->sub->flags & DCP_ECHO))
 		return 0;
-	if (scores_prompt(r)) {
+	if (dcpd_req_scores_prompt(r)) {
 		/* Nothing stands before the first token: no logprob. */
 		t.flags |= OUT_LOGPROB;
 		t.logprob = NAN;
-		to = from == 0 ? 1 : from;
+		to = 1;
 	}
-	for (uint32_t i = from; i < to && rc == 0; i++) {
-		t.token = r->ids.v[i];
+	if (to > r->n_echo)
+		dcpd_req_wake_output(r);
+	for (; r->n_echo < to && rc == 0; r->n_echo++) {
+		t.token = r->ids.v[r->n_echo];
 		rc = dcpd_box_push(&r->box, &t, NULL);
 	}
-	if (to > from)
-		dcpd_req_wake_output(r);
 	return rc;
 }
 
@@ -504,6 +505,7 @@ take_result(struct dcpd_sched *s, struct req *r, const struct dcpk_sample *sm,
 	if (!(sm->flags & DCPK_S_SCORE))
 		return accept(r, out, top, sm->n_top);
 	dcpd_req_wake_output(r);
+	r->n_echo++;
 	return dcpd_box_push(&r->box, &t, top);
 }
 
@@ -522,9 +524,9 @@ take_results(struct dcpd_sched *s, const struct dcpk_plan *plan)
 	for (uint32_t i = 0; i < plan->n_reqs; i++) {
 		struct req *r = s->in_pass[i];
 
-		rc = plan->pass == DCPK_PREFILL ?
-		    echo_prompt(r, r->n_kv, r->n_kv + q[i].rows) : 0;
 		r->n_kv += q[i].rows;
+		dcpd_req_publish(r);
+		rc = plan->pass == DCPK_PREFILL ? echo_prompt(r) : 0;
 		if (plan->pass == DCPK_PREFILL)
 			DCPD_COUNT(prompt_tokens, q[i].rows);
 		if (rc != 0)
@@ -617,35 +619,4 @@ dcpd_sched_step(struct dcpd_sched *s)
 	if (ran)
 		DCPD_COUNT(steps, 1);
 	return ran;
-}
-
-/* free + cached + in use = pages; every page is in exactly one table. */
-int
-dcpd_sched_verify(struct dcpd_sched *s, struct dcpd_err *err)
-{
-	uint32_t held = 0, promised = 0;
-	int rc = dcpd_pages_check(s->pages, err);
-
-	for (uint32_t i = 0; i < s->n_run && rc == 0; i++) {
-		const struct req *r = s->run[i];
-
-		if (r->n_pages != dcpd_div_up(r->n_kv, DCPD_PAGE_TOKENS) ||
-		    r->n_pages > r->pages_max ||
-		    r->ids.n != (size_t)r->n_prompt + r->n_out ||
-		    r->n_kv > r->ids.n)
-			rc = dcpd_fail(err, -EUCLEAN, "request %llu: %u pages "
-			    "of at most %u hold %u of %zu tokens (%u + %u)",
-			    (unsigned long long)r->sub->id, r->n_pages,
-			    r->pages_max, r->n_kv, r->ids.n, r->n_prompt,
-			    r->n_out);
-		held += r->n_pages;
-		promised += r->pages_max;
-	}
-	if (rc == 0 && (held != dcpd_pages_n_used(s->pages) ||
-	    promised != s->promised || promised > s->c.engine->pages))
-		rc = dcpd_fail(err, -EUCLEAN, "requests hold %u pages and may "
-		    "grow to %u: the allocator says %u, admission %u of %u",
-		    held, promised, dcpd_pages_n_used(s->pages), s->promised,
-		    s->c.engine->pages);
-	return rc;
 }

@@ -98,7 +98,8 @@ expect_clean(void)
 	ck_assert_int_eq(fk_idle(&F), 0);
 	ck_assert_msg(dcpd_sched_check(F.s, &err) == 0, "%s", err.text);
 	ck_assert_int_eq(fk_status(&F, "pages_used"), 0);
-	ck_assert_int_eq(fk_status(&F, "pages_free"), F.e.e.pages);
+	ck_assert_int_eq(fk_status(&F, "pages_free") +
+	    fk_status(&F, "pages_cached"), F.e.e.pages);
 	expect_tokens(submit(F.c, &q), &q);
 }
 
@@ -356,7 +357,10 @@ START_TEST(aborted_and_sent_again_1000_times)
 		if (i % 10 != 0)
 			cancel(id);
 	}
-	expect_tokens(submit(F.c, &q), &q);
+	id = submit(F.c, &q);
+	expect_tokens(id, &q);
+	/* The prefix is hit still. */
+	ck_assert_uint_eq(fk_wait(id)->usage.cached_tokens, 640);
 	expect_clean();
 	free(p);
 	fk_stop(&F);
@@ -596,7 +600,7 @@ END_TEST
 /* A step: the decode batch, then one prefill pass with what the chunk holds. */
 START_TEST(a_prefill_pass_holds_several_prompts)
 {
-	uint32_t *p = fk_prompt(1000, 1000, 1);
+	uint32_t *p = fk_prompt(1000, 1400, 1);
 	static const uint32_t len[] = { 100, 30, 40, 1000 };
 	uint64_t id[4];
 	struct fk_req q[4];
@@ -605,7 +609,7 @@ START_TEST(a_prefill_pass_holds_several_prompts)
 	fk_start(&F, (struct fk_spec){ 0 }, NULL);
 	fk_gate(&F.e);
 	for (unsigned i = 0; i < 4; i++) {
-		q[i] = tokens(p, len[i], 3);
+		q[i] = tokens(p + 101 * i, len[i], 3);
 		id[i] = submit(F.c, &q[i]);
 		if (i == 0)
 			ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);

@@ -1,0 +1,211 @@
+/*
+ * The pages of running requests and the prefix cache: what a request need not
+ * compute because it is there, and what it leaves for others.
+ *
+ * Whatever pass fills a page makes it a node of the cache at once, while its
+ * request runs on: so whoever comes in the meantime shares it, and nothing is
+ * left to do when the request ends, is cancelled or gives way. Pages of
+ * generated tokens are as good as those of prompts. The first n_shared pages
+ * of a request's table are nodes; behind them is at most the one that is being
+ * filled.
+ *
+ * Step thread, with the lock where pages change hands.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "dcpd/admin/counters.h"
+#include "dcpd/sched/sched_i.h"
+
+bool
+dcpd_req_scores_prompt(const struct req *r)
+{
+	return (r->sub->flags & DCP_ECHO) && (r->sub->flags & DCP_LOGPROBS);
+}
+
+/*
+ * Whole pages that a hit may have. The last token is computed in any case: its
+ * row is what the next one is drawn from. A prompt whose logprobs are wanted is
+ * computed from the row that scores the first of them that is not out yet.
+ */
+static uint32_t
+hit_max(const struct req *r)
+{
+	uint64_t rows = r->ids.n - 1;
+
+	if (dcpd_req_scores_prompt(r) && r->n_echo < r->n_prompt)
+		rows = r->n_echo == 0 ? 0 : r->n_echo - 1;
+	return (uint32_t)(rows / DCPD_PAGE_TOKENS);
+}
+
+uint32_t
+dcpd_req_match(const struct req *r, uint32_t *table)
+{
+	uint32_t to = hit_max(r);
+
+	return to <= r->n_shared ? r->n_shared :
+	    dcpd_prefix_match(r->s->prefix, r->salt, r->ids.v, r->n_shared,
+	    to, table);
+}
+
+/* Lock held. The pages of table [n] take the place of computing them. */
+void
+dcpd_req_hit(struct req *r, uint32_t n)
+{
+	struct dcpd_sched *s = r->s;
+	uint32_t hit = n * DCPD_PAGE_TOKENS - r->n_kv;
+
+	DCPD_ASSERT(n * DCPD_PAGE_TOKENS >= r->n_kv && n >= r->n_shared);
+	dcpd_prefix_hold(s->prefix, r->pages + r->n_shared, n - r->n_shared);
+	r->n_shared = r->n_pages = n;
+	r->n_kv = n * DCPD_PAGE_TOKENS;
+	r->n_cached += hit;
+	DCPD_COUNT(prefix_hit_tokens, hit);
+}
+
+/*
+ * What others have computed since this prompt was looked up. Many requests of
+ * one long prompt that come at once so compute it once.
+ */
+void
+dcpd_req_hit_late(struct req *r)
+{
+	struct dcpd_sched *s = r->s;
+	uint32_t part = r->n_pages - r->n_shared, page = 0, n;
+
+	DCPD_ASSERT(part <= 1);
+	if (part == 1)
+		page = r->pages[r->n_shared];
+	n = dcpd_req_match(r, r->pages);
+	if (n * DCPD_PAGE_TOKENS <= r->n_kv) {
+		if (part == 1)
+			r->pages[r->n_shared] = page;
+		return;
+	}
+	pthread_mutex_lock(&s->lock);
+	dcpd_pages_put(s->pages, &page, part);
+	dcpd_req_hit(r, n);
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* Lock held. */
+void
+dcpd_req_publish(struct req *r)
+{
+	struct dcpd_prefix *t = r->s->prefix;
+	uint32_t i, node;
+
+	while (r->n_shared < r->n_kv / DCPD_PAGE_TOKENS) {
+		i = r->n_shared;
+		node = dcpd_prefix_add(t, r->salt,
+		    i == 0 ? DCPD_NO_PAGE : r->pages[i - 1],
+		    r->ids.v + (size_t)i * DCPD_PAGE_TOKENS, r->pages[i]);
+		if (node == DCPD_NO_PAGE)
+			return;		/* no memory; again after a pass */
+		r->pages[i] = node;
+		r->n_shared++;
+	}
+}
+
+/* Lock held. */
+void
+dcpd_req_give_back(struct req *r)
+{
+	struct dcpd_sched *s = r->s;
+
+	dcpd_pages_put(s->pages, r->pages + r->n_shared,
+	    r->n_pages - r->n_shared);
+	dcpd_prefix_release(s->prefix, r->pages, r->n_shared);
+	r->n_pages = r->n_shared = r->n_kv = 0;
+}
+
+/* Lock held. n pages more, idle ones if none are free: all or -ENOSPC. */
+int
+dcpd_req_grow(struct req *r, uint32_t n)
+{
+	struct dcpd_sched *s = r->s;
+	uint32_t free = dcpd_pages_n_free(s->pages);
+	int rc;
+
+	if (n > free) {
+		if (n - free > dcpd_prefix_n_idle(s->prefix))
+			return -ENOSPC;
+		DCPD_COUNT(evictions, dcpd_prefix_evict(s->prefix, n - free));
+	}
+	rc = dcpd_pages_get(s->pages, n, r->pages + r->n_pages);
+	DCPD_ASSERT(rc == 0);
+	r->n_pages += n;
+	return 0;
+}
+
+/* --- the invariant ----------------------------------------------------- */
+
+static int
+check_table(const struct req *r, uint32_t *refs, struct dcpd_err *err)
+{
+	uint32_t rows = r->n_kv, full = rows / DCPD_PAGE_TOKENS;
+
+	if (r->n_pages < dcpd_div_up(rows, DCPD_PAGE_TOKENS) ||
+	    r->n_pages > full + 1 || r->n_pages > r->pages_max ||
+	    r->n_shared > full || r->n_kv > r->ids.n ||
+	    r->ids.n != (size_t)r->n_prompt + r->n_out)
+		return dcpd_fail(err, -EUCLEAN, "request %llu: %u pages of at "
+		    "most %u, %u of them shared, hold %u of %zu tokens "
+		    "(%u + %u)", (unsigned long long)r->sub->id, r->n_pages,
+		    r->pages_max, r->n_shared, r->n_kv, r->ids.n, r->n_prompt,
+		    r->n_out);
+	for (uint32_t i = 0; i < r->n_pages; i++)
+		refs[r->pages[i]]++;
+	return 0;
+}
+
+/* refs [pages]: how many running requests have each page in their table. */
+static int
+check_refs(const struct dcpd_sched *s, uint32_t *refs, struct dcpd_err *err)
+{
+	uint32_t pages = s->c.engine->pages, held = 0, idle = 0, nodes, n;
+
+	for (uint32_t i = 0; i < pages; i++) {
+		n = dcpd_pages_refs(s->pages, i);
+		held += refs[i] > 0;
+		/* One more where the cache has it. */
+		if (n != refs[i] && n != refs[i] + 1)
+			return dcpd_fail(err, -EUCLEAN, "page %u has %u "
+			    "references, %u requests hold it", i, n, refs[i]);
+		idle += refs[i] == 0 && n == 1;
+		refs[i] = n - refs[i];
+	}
+	nodes = dcpd_prefix_n_nodes(s->prefix);
+	for (uint32_t i = 0; i < pages; i++)
+		nodes -= refs[i];
+	if (nodes != 0 || idle != dcpd_prefix_n_idle(s->prefix) ||
+	    held + idle + dcpd_pages_n_free(s->pages) != pages)
+		return dcpd_fail(err, -EUCLEAN, "pages: %u free + %u cached + "
+		    "%u in use of %u; the cache has %u idle",
+		    dcpd_pages_n_free(s->pages), idle, held, pages,
+		    dcpd_prefix_n_idle(s->prefix));
+	return 0;
+}
+
+/* free + cached + in use = pages, and every reference is somebody's. */
+int
+dcpd_sched_verify(struct dcpd_sched *s, struct dcpd_err *err)
+{
+	uint32_t *refs;
+	int rc;
+
+	if ((rc = dcpd_pages_check(s->pages, err)) != 0 ||
+	    (rc = dcpd_prefix_check(s->prefix, err)) != 0)
+		return rc;
+	refs = calloc(s->c.engine->pages, sizeof *refs);
+	if (refs == NULL)
+		return dcpd_fail(err, -ENOMEM, "check: out of memory");
+	for (uint32_t i = 0; i < s->n_run && rc == 0; i++)
+		rc = check_table(s->run[i], refs, err);
+	if (rc == 0)
+		rc = check_refs(s, refs, err);
+	free(refs);
+	return rc;
+}
