@@ -114,11 +114,13 @@ int dcpg_index_score(const struct dcpg_index_score *, void *stream);
 
 /* --- indexer: selection (select.cu) -------------------------------------- */
 
+#define DCPG_MAX_K 8192u
+
 /*
  * The rows of the k best scores, by (score desc, position asc); -0 equals +0,
  * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
  * list is ascending in j and holds pool rows. D = 1: hist is this rank's own;
- * D > 1: hist is the sum over ranks and `others` brings their candidates.
+ * D > 1: hist is the sum over ranks, `offers` brings their boundary keys.
  */
 struct dcpg_select {
 	const float *score;	/* [rows][stride] */

@@ -2,13 +2,13 @@
  * Indexer: quantisation of index queries, and scores of all local keys with
  * the first histogram. dcpg.h says what is computed.
  *
- * Scores. A block owns a run of keys of one query row. Four warps bring tiles of
- * 64 keys: whole pages by bulk copies, their scales by 4-byte ones, up to 20
- * tiles ahead. (One warp would be too slow: a tile is due every 400 cycles.) Four warpgroups take the tiles in turn, as the long side of an
- * fp8 product with all heads: a thread reads 32 bytes of two keys, the product
- * takes them from its registers, and q is permuted in shared memory to match,
- * so that rows need no swizzle. A tile's place is free again as soon as it has
- * been read.
+ * Scores. A block owns a run of keys of one query row. Four warps bring tiles
+ * of 64 keys: whole pages by bulk copies, their scales by 4-byte ones, up to 20
+ * tiles ahead; a tile is due every 400 cycles, too often for one warp. Four
+ * warpgroups take the tiles in turn, as the long side of an fp8 product with
+ * all heads: a thread reads 32 bytes of two keys, the product takes them from
+ * its registers, and q is permuted in shared memory to match, so that rows need
+ * no swizzle. A tile's place is free again as soon as it has been read.
  *
  * Shared memory: 20 tiles 165 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
  * must move: 132 per key and query row, 4 per score out.
@@ -37,7 +37,8 @@ constexpr uint32_t RING = 20;		/* a multiple of WGS */
 __device__ inline void
 hadamard(float (&x)[4], uint32_t lane)
 {
-	float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
+	float a = x[0] + x[1], b = x[0] - x[1];
+	float c = x[2] + x[3], d = x[2] - x[3];
 
 	x[0] = a + c;
 	x[1] = b + d;
@@ -95,7 +96,7 @@ quant_kernel(const struct dcpg_index_quant g)
 template <int H>
 struct Shared {
 	uint8_t tile[RING][TILE * 128];
-	uint8_t q[H * 128];		/* 1024 bytes aligned, for the swizzle */
+	uint8_t q[H * 128];		/* aligned to 1024 bytes */
 	float scale[RING][TILE];
 	float w[H];
 	uint32_t hist[DCPG_BINS];
@@ -105,8 +106,8 @@ struct Shared {
 /*
  * q as the B operand: [heads][128 bytes], swizzled, dimensions permuted. Thread
  * c of a key reads its 16-byte chunks c and 4 + c, eight words; the product's
- * step s takes words 2s and 2s + 1, so at place 4c + i and 16 + 4c + i of a step
- * stand their bytes i.
+ * step s takes words 2s and 2s + 1: their bytes i stand at the step's places
+ * 4c + i and 16 + 4c + i.
  */
 template <int H>
 __device__ inline void

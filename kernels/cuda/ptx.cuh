@@ -241,7 +241,7 @@ cluster_st64(uint32_t a, float x, float y, uint32_t bar)
 	    :: "r"(a), "f"(x), "f"(y), "r"(bar) : "memory");
 }
 
-/* The same for a whole range; src is this block's, and must outlive the copy. */
+/* The same for a whole range; src is this block's and must outlive the copy. */
 __device__ inline void
 cluster_copy(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar)
 {

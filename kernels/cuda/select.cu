@@ -27,7 +27,7 @@ namespace {
 
 constexpr uint32_t THREADS = 512, WARPS = THREADS / 32;
 constexpr uint32_t RUN = 262144;	/* most keys of a block: their bits */
-constexpr uint32_t KEPT = 4096;		/* boundary keys kept there */
+constexpr uint32_t KEPT = DCPG_MAX_K / 2;	/* boundary keys kept there */
 
 struct Scan {
 	uint32_t warp[WARPS];
@@ -36,10 +36,14 @@ struct Scan {
 
 struct Shared {
 	uint32_t bits[RUN / 32];
-	uint64_t edge[KEPT];
+	union {
+		uint64_t edge[KEPT];
+		uint32_t won[2 * KEPT];	/* then: local keys that won */
+	};
 	uint32_t hist[2][DCPG_BINS];
 	uint32_t edges;			/* found, maybe more than KEPT */
 	uint32_t total[8];		/* winners of every block */
+	uint64_t meet;
 	Scan scan;
 };
 
@@ -51,15 +55,29 @@ struct Edge {
 	uint64_t from;
 };
 
+/*
+ * All threads of the cluster have come here, and see what the others wrote into
+ * shared memory before. One barrier in every block; once per phase. (The
+ * cluster's own barrier would also wait for what is on its way to memory.)
+ */
 __device__ inline void
-cluster_sync(uint32_t blocks)
+meet(Shared &s, uint32_t &phase)
 {
-	if (blocks == 1) {
-		__syncthreads();
+	__syncthreads();
+	if (gridDim.x == 1)
 		return;
-	}
-	asm volatile("barrier.cluster.arrive.release.aligned;\n"
-	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+	if (threadIdx.x < gridDim.x)
+		asm volatile("mbarrier.arrive.release.cluster.shared::cluster"
+		    ".b64 _, [%0];" :: "r"(cluster_map(smem_addr(&s.meet),
+		    threadIdx.x)) : "memory");
+	asm volatile("{\n"
+	    ".reg .pred p;\n"
+	    "again:\n"
+	    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+	    "[%0], %1;\n"
+	    "@!p bra again;\n"
+	    "}\n" :: "r"(smem_addr(&s.meet)), "r"(phase) : "memory");
+	phase ^= 1;
 }
 
 /* Inclusive sum over the block's threads, in thread order. */
@@ -147,7 +165,8 @@ collect(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
 {
 	constexpr uint32_t DEEP = 4;		/* loads in flight */
 	bool some = e.need < e.in_bin && g.ranks == 1;
-	uint32_t least = e.need < e.in_bin ? e.hi : e.lo, lane = threadIdx.x % 32;
+	uint32_t least = e.need < e.in_bin ? e.hi : e.lo;
+	uint32_t lane = threadIdx.x % 32;
 
 	for (uint32_t i0 = threadIdx.x * 4; i0 - lane * 4 < run.n;
 	    i0 += THREADS * 4 * DEEP) {
@@ -236,7 +255,8 @@ count_keys(Shared &s, const struct dcpg_select &g, const Run &run,
 
 /* Find where in the boundary bin the winners begin. */
 __device__ inline void
-narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e)
+narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e,
+    uint32_t &phase)
 {
 	uint32_t need = e.need;
 	uint64_t lo = (uint64_t)e.lo << 32, hi = ((uint64_t)e.hi << 32) - 1;
@@ -247,7 +267,7 @@ narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e)
 		uint32_t shift = bits > 11 ? bits - 11 : 0;
 
 		count_keys(s, g, run, lo, hi, shift, hist);
-		cluster_sync(gridDim.x);
+		meet(s, phase);
 		find_bin(s.scan, hist, need);
 		need = s.scan.need;
 		lo += (uint64_t)s.scan.bin << shift;
@@ -287,14 +307,16 @@ mark(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
 }
 
 /* The bits become rows, behind those of the blocks before. A thread takes
- * neighbouring words, so the list is ascending. */
+ * neighbouring words, so the list is ascending; pages are looked up when all
+ * winners are known, by all threads at once. */
 __device__ inline void
-emit(Shared &s, const struct dcpg_select &g, const Run &run)
+emit(Shared &s, const struct dcpg_select &g, const Run &run, uint32_t phase)
 {
-	uint32_t row = blockIdx.y, words = (run.n + 31) / 32, n = 0, at;
-	uint32_t per = (words + THREADS - 1) / THREADS;
+	uint32_t row = blockIdx.y, words = (run.n + 31) / 32, n = 0, at, all;
+	uint32_t per = (words + THREADS - 1) / THREADS, base = 0;
 	uint32_t first = min(words, threadIdx.x * per);
 	uint32_t end = min(words, first + per);
+	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
 	const uint32_t *table = g.table + g.table_at[row];
 	uint32_t *list = g.list + (size_t)row * g.list_stride;
 
@@ -307,19 +329,20 @@ emit(Shared &s, const struct dcpg_select &g, const Run &run)
 			    "r"(cluster_map(smem_addr(&s.total[blockIdx.x]),
 			    r)), "r"(at) : "memory");
 	at -= n;
-	cluster_sync(gridDim.x);
-	for (uint32_t r = 0; r < blockIdx.x; r++)
-		at += s.total[r];
 	for (uint32_t i = first; i < end; i++)
-		for (uint32_t b = s.bits[i]; b != 0; b &= b - 1) {
-			uint32_t j = run.first + i * 32 + __ffs(b) - 1;
+		for (uint32_t b = s.bits[i]; b != 0; b &= b - 1)
+			s.won[at++] = run.first + i * 32 + __ffs(b) - 1;
+	meet(s, phase);
+	for (uint32_t r = 0; r < blockIdx.x; r++)
+		base += s.total[r];
+	n = s.total[blockIdx.x];
+	for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+		uint32_t j = s.won[i];
 
-			list[at++] = table[j / g.page_rows] * g.page_rows +
-			    j % g.page_rows;
-		}
+		list[base + i] = (table[j >> lg] << lg) + (j & low);
+	}
 	if (blockIdx.x == 0 && threadIdx.x == 0) {
-		uint32_t all = 0;
-
+		all = 0;
 		for (uint32_t r = 0; r < gridDim.x; r++)
 			all += s.total[r];
 		g.count[row] = all;
@@ -351,15 +374,19 @@ select_kernel(const struct dcpg_select g)
 {
 	extern __shared__ __align__(16) uint8_t mem[];
 	Shared &s = *(Shared *)mem;
-	uint32_t row = blockIdx.y, len, per;
+	uint32_t row = blockIdx.y, phase = 0, len, per;
 	Edge e;
 	Run run;
 
 	for (uint32_t i = threadIdx.x; i < 2 * DCPG_BINS; i += THREADS)
 		s.hist[0][i] = 0;
-	if (threadIdx.x == 0)
+	if (threadIdx.x == 0) {
 		s.edges = 0;
-	cluster_sync(gridDim.x);	/* all histograms are clear */
+		mbar_init(smem_addr(&s.meet), gridDim.x);
+	}
+	/* All histograms are clear, all barriers set up. */
+	asm volatile("barrier.cluster.arrive.release.aligned;\n"
+	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 	launch_wait();
 	launch_next();
 	len = g.len[row];
@@ -372,10 +399,10 @@ select_kernel(const struct dcpg_select g)
 	e = first_edge(s.scan, g.hist + (size_t)row * DCPG_BINS, g.k);
 	collect(s, g, run, e);
 	if (e.need < e.in_bin) {
-		narrow(s, g, run, e);
+		narrow(s, g, run, e, phase);
 		mark(s, g, run, e);
 	}
-	emit(s, g, run);
+	emit(s, g, run, phase);
 }
 
 /* grid: (runs, rows). */
@@ -407,6 +434,7 @@ bool
 valid(const struct dcpg_select *a)
 {
 	return a->rows > 0 && a->rows <= 65535 && a->k > 0 &&
+	    a->k <= DCPG_MAX_K &&
 	    a->k <= a->list_stride && a->max_len > 0 &&
 	    a->max_len <= a->stride && a->stride % 4 == 0 &&
 	    a->max_len <= 8 * RUN &&
@@ -438,9 +466,11 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 	if (!valid(a) || (a->ranks > 1 && (a->offers == NULL ||
 	    a->offered == NULL || a->overflow == NULL)))
 		return -EINVAL;
-	/* One wave where possible; no block with less than 1024 keys. */
+	/* One wave where possible, two blocks an SM: an H200 has room for 30,
+	 * 60, 132 clusters of 8, 4, 2. No block with less than 1024 keys. */
 	while (blocks > 1 && a->max_len <= blocks / 2 * RUN &&
-	    (a->rows * blocks > 240 || a->max_len < blocks * 1024))
+	    (a->rows > (blocks == 8 ? 30 : blocks == 4 ? 60 : 132) ||
+	    a->max_len < blocks * 1024))
 		blocks /= 2;
 	at[0].id = cudaLaunchAttributeClusterDimension;
 	at[0].val.clusterDim.x = blocks;

@@ -35,7 +35,7 @@ struct Pool {
 	uint32_t row;
 };
 
-/* Row r of the pool: 576 values of the given size, packed as the format says. */
+/* Row r of the pool: 576 values of the given size, packed by the format. */
 static void
 make_row(Pool &p, uint32_t r, bool bf16, Rng &g, double size)
 {
@@ -366,7 +366,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 	uint32_t P = 64 / D, pages = (max + P - 1) / P, pool = pages * 2 + 3;
 	uint32_t stride = (max + 3) & ~3u;
 	std::vector<uint8_t> q8((size_t)rows * heads * 128);
-	std::vector<uint8_t> keys((size_t)pool * P * 128, 0x7f);	/* NaN */
+	std::vector<uint8_t> keys((size_t)pool * P * 128, 0x7f); /* NaN */
 	std::vector<float> w((size_t)rows * heads), ks(pool * P, NAN);
 	std::vector<uint32_t> table((size_t)rows * pages), at, len, order;
 

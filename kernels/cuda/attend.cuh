@@ -1,0 +1,750 @@
+/*
+ * Sparse decode attention, one block: from a part of a key list to the sums of
+ * all its heads, o = sum p v, l = sum p, m the running maximum. attend.cu tells
+ * what the blocks are for and what becomes of the sums.
+ *
+ * Four warps gather: 64 rows a stage, each by one bulk copy, stages ahead. W
+ * warpgroups compute, W stages at a time: each scores one stage against all NH
+ * heads, all put their p into shared memory, and each sums its 512/W output
+ * dimensions over the keys of all W stages.
+ *
+ * Operands are swapped: keys and latent dimensions are the long side (M = 64)
+ * of the warpgroup product, heads the short one (N = 8..64), so few heads cost
+ * no padding. The long side comes from registers, which is where fp8 becomes
+ * f16; a key's bytes are read from shared memory once for S = K q and once for
+ * O = V^T p, and never written back.
+ *
+ * Numbers. e4m3 is exact in f16, and so is bf16 q once a power of two per head
+ * has moved it into f16's range; the scales of the four tiles of a row are
+ * applied to the f32 sums. For the values they go into f16, divided by C, a
+ * power of two not below any scale seen so far. p is f16. So products see 11
+ * significant bits where a bf16 dequantisation would see 8. The rope part, and
+ * all of bf16 rows, are multiplied as bf16. The running maximum moves only
+ * when a score passes it by 2^8.
+ */
+#ifndef DCPG_ATTEND_CUH
+#define DCPG_ATTEND_CUH
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace dcpg {
+namespace {
+
+constexpr int KEYS = 64;		/* of one stage */
+constexpr int MAX_SPLITS = DCPG_MAX_SPLITS;
+constexpr int SMEM_MAX = 232448;	/* 227 KB a block */
+constexpr float GROW = 8.0f;		/* log2: how far p may pass 1 */
+
+struct Args {
+	const uint8_t *q, *pool;
+	const uint32_t *list, *count;
+	void *out;
+	float *lse;
+	uint32_t heads, list_stride, max_count;
+	float scale_log2;	/* scale * log2(e) */
+	bool out_f32;
+};
+
+/* BF16: rows are bf16, else packed fp8. NH heads, W computing warpgroups. */
+template <bool BF16, int NH, int W>
+struct Shape {
+	static constexpr bool bf16 = BF16;
+	static constexpr int nh = NH, wgs = W;
+	static constexpr int work = W * 128;	/* computing threads */
+	static constexpr int threads = work + 128;
+	/* Registers of a computing thread: what the gathering warps leave. */
+	static constexpr int regs = W == 2 ? 240 : 112;
+	static constexpr int row = BF16 ? 1152 : 656;
+	/* 4 banks from row to row, whatever the format: no conflicts. */
+	static constexpr int pitch = BF16 ? 1168 : 656;
+	static constexpr int stage = KEYS * pitch;
+	/* Scores: steps of 16 dimensions per batch of products. */
+	static constexpr int qb = NH == 64 ? 2 : 4;
+	static constexpr int tiles = 8 / W;	/* of 64 output dimensions */
+	static constexpr int depth = 2;	/* value operands in flight */
+
+	static constexpr int q_bytes = 9 * NH * 128;
+	static constexpr int p_bytes = W * NH * 128;
+	static constexpr int tab_bytes = BF16 ? 0 : W * 4 * KEYS * 2;
+	/* 64 heads would leave no room for the exchange: never split. */
+	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
+	static constexpr int ml_bytes = splits * NH * 8;
+	static constexpr int ms_bytes = NH * 4;		/* running maximum */
+	static constexpr int fs_bytes = NH * 4;
+	/* [head][W * 4 warps], 4 words of padding spread the banks. */
+	static constexpr int rrow = (W * 4 + 4) * 4;
+	static constexpr int red_bytes = NH * rrow;
+	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
+	    ml_bytes + ms_bytes + fs_bytes + red_bytes + 32 + 18 * 8;
+	static constexpr int fit = (SMEM_MAX - fixed) / stage;
+	static constexpr int stages = fit > 8 ? 8 : fit;
+
+	static constexpr int q_off = 0;
+	static constexpr int stage_off = q_off + q_bytes;
+	static constexpr int p_off = stage_off + stages * stage;
+	static constexpr int tab_off = p_off + p_bytes;
+	static constexpr int ml_off = tab_off + tab_bytes;
+	static constexpr int ms_off = ml_off + ml_bytes;
+	static constexpr int fs_off = ms_off + ms_bytes;
+	static constexpr int red_off = fs_off + fs_bytes;
+	static constexpr int ce_off = red_off + red_bytes;
+	static constexpr int bar_off = ce_off + 32;
+	static constexpr int ml_bar = bar_off + 16 * 8, o_bar = ml_bar + 8;
+	static constexpr int bytes = bar_off + 18 * 8;
+
+	/* Exchange, where q and the stages were: what comes in, [splits][own
+	 * heads][516] f32, then what goes out, [NH][516]; 4 floats of padding
+	 * spread the heads over the banks. */
+	static constexpr int xrow = (512 + 4) * 4;
+	static_assert(stages >= W, "all stages of a round are held at once");
+	static_assert(splits == 1 || (2 * NH + splits - 1) * xrow <= p_off,
+	    "exchange fits");
+	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");
+};
+
+/* The part of the key list that one block owns. */
+struct Part {
+	uint32_t first, n;
+};
+
+__device__ inline Part
+my_part(uint32_t count, uint32_t split, uint32_t splits)
+{
+	uint32_t per = ((count + splits - 1) / splits + 15) & ~15u;
+	Part p;
+
+	p.first = min(count, split * per);
+	p.n = min(count, p.first + per) - p.first;
+	return p;
+}
+
+/* The gathering warps, 16 rows of a stage each. Rows are filled up to a
+ * multiple of 16 with copies of the last key: finite values, which p = 0 takes
+ * out again. */
+template <class S>
+__device__ inline void
+gather(const Args &a, const uint32_t *list, uint32_t n, uint32_t smem)
+{
+	uint32_t me = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32;
+	uint32_t full = smem + S::bar_off, empty = full + 64;
+	uint32_t stages = (n + KEYS - 1) / KEYS, row = 0;
+	bool mine = threadIdx.x % 32 < 16;
+
+	if (n > 0)
+		row = list[min(me, n - 1)];
+	for (uint32_t i = 0; i < stages; i++) {
+		uint32_t s = i % S::stages, nk = min(KEYS, n - i * KEYS);
+		uint32_t fill = (nk + 15) & ~15u, next = 0;
+		uint32_t dst = smem + S::stage_off + s * S::stage;
+		uint32_t bar = full + s * 8;
+
+		if (i + 1 < stages)
+			next = list[min((i + 1) * KEYS + me, n - 1)];
+		if (i >= S::stages)
+			mbar_wait_idle(empty + s * 8,
+			    (i / S::stages - 1) & 1);
+		if (threadIdx.x % 128 == 0)
+			mbar_expect(bar, fill * S::row);
+		if (mine && me < fill)
+			bulk_load(dst + me * S::pitch,
+			    a.pool + (size_t)row * S::row, S::row, bar);
+		row = next;
+	}
+}
+
+/*
+ * 16 latent dimensions (x, y) of a head and 8 of its rope (z), times a power of
+ * two that brings the head's largest latent to 2^7..2^8; returns it. Latents
+ * become f16 in the order 0 1 4 5 8 9 12 13, 2 3 6 7 10 11 14 15: then the four
+ * bytes that a thread reads from a row at 4c are just the elements k = 2c,
+ * 2c+1, 2c+8, 2c+9 of its operand.
+ */
+__device__ inline float
+q_to_f16(uint4 &x, uint4 &y, uint4 &z)
+{
+	uint32_t w[8] = { x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w };
+	uint32_t m = 0, e, f = 0x3f800000;
+	float k;
+
+#pragma unroll
+	for (int i = 0; i < 8; i++)
+		m = max(m, max(w[i] & 0x7fff, w[i] >> 16 & 0x7fff));
+	e = __reduce_max_sync(~0u, m) >> 7;
+	if (e > 0 && e < 255)
+		f = min(max(261 - (int)e, 1), 254) << 23;
+	k = __uint_as_float(f);
+#pragma unroll
+	for (int i = 0; i < 8; i++)
+		w[i] = pack_f16(bf16_lo(w[i]) * k, bf16_hi(w[i]) * k);
+	x = make_uint4(w[0], w[2], w[4], w[6]);
+	y = make_uint4(w[1], w[3], w[5], w[7]);
+	z.x = pack_bf16(bf16_lo(z.x) * k, bf16_hi(z.x) * k);
+	z.y = pack_bf16(bf16_lo(z.y) * k, bf16_hi(z.y) * k);
+	z.z = pack_bf16(bf16_lo(z.z) * k, bf16_hi(z.z) * k);
+	z.w = pack_bf16(bf16_lo(z.w) * k, bf16_hi(z.w) * k);
+	return k;
+}
+
+/* q of the block's heads into 9 blocks of 64 dimensions, [heads][128 bytes],
+ * swizzled; a warp takes a head at a time. fs[h] becomes the factor from the
+ * product to log2 units. */
+template <class S>
+__device__ inline void
+load_q(const Args &a, const uint8_t *q, uint8_t *smem)
+{
+	constexpr int PER = (S::nh + S::wgs * 4 - 1) / (S::wgs * 4);
+	constexpr int AT_ONCE = PER < 4 ? PER : 4;	/* loads in flight */
+	uint32_t lane = threadIdx.x % 32, base = smem_addr(smem) + S::q_off;
+	uint32_t c = lane % 4 * 2, warp = threadIdx.x / 32;
+	float *fs = (float *)(smem + S::fs_off);
+
+#pragma unroll 1
+	for (int i0 = 0; i0 < PER; i0 += AT_ONCE) {
+		uint4 x[AT_ONCE], y[AT_ONCE], z[AT_ONCE];
+
+#pragma unroll
+		for (int i = 0; i < AT_ONCE; i++) {
+			uint32_t h = (i0 + i) * S::wgs * 4 + warp;
+			const uint4 *src = (const uint4 *)(q +
+			    (size_t)min(h, S::nh - 1) * 1152);
+
+			x[i] = src[2 * lane];
+			y[i] = src[2 * lane + 1];
+			z[i] = src[64 + lane % 8];
+		}
+#pragma unroll
+		for (int i = 0; i < AT_ONCE; i++) {
+			uint32_t h = (i0 + i) * S::wgs * 4 + warp, sw = h % 8;
+			uint32_t dst = base + lane / 4 * S::nh * 128 + h * 128;
+			float k = 1.0f;
+
+			if (h >= S::nh)
+				break;
+			if (!S::bf16)
+				k = q_to_f16(x[i], y[i], z[i]);
+			sts128(dst + ((c ^ sw) << 4), x[i]);
+			sts128(dst + (((c + 1) ^ sw) << 4), y[i]);
+			if (lane < 8)
+				sts128(base + 8 * S::nh * 128 + h * 128 +
+				    ((lane ^ sw) << 4), z[i]);
+			if (lane == 0)
+				fs[h] = a.scale_log2 / k;
+		}
+	}
+}
+
+/* What a computing thread knows of its place. Fragment rows are g and g + 8
+ * of the warp's 16, columns 2c and 2c + 1 of every 8. */
+struct Place {
+	uint32_t wg, w, lane, g, c;
+};
+
+/* Barriers: 0 is the block's, these are the computing warps'. */
+enum { BAR_Q = 1, BAR_VOTE, BAR_MAX, BAR_P, BAR_L, BAR_OUT };
+
+/* Head of a thread's column j (0 .. NH/4 - 1) and its first accumulator; the
+ * one of row g + 8 stands 2 further. */
+__device__ inline uint32_t
+col_head(int j, uint32_t c)
+{
+	return j / 2 * 8 + 2 * c + j % 2;
+}
+
+__device__ inline constexpr int
+col_acc(int j)
+{
+	return j / 2 * 4 + j % 2;
+}
+
+/* Keys of a stage as A operand, 16 dimensions at byte `off` of the row; one
+ * ldmatrix, for 16-bit elements. */
+template <class S>
+__device__ inline void
+keys16(uint32_t *r, uint32_t st, const Place &p, uint32_t off)
+{
+	uint32_t row = 16 * p.w + p.lane % 16;
+
+	ldmatrix4(st + row * S::pitch + off + p.lane / 16 * 16,
+	    r[0], r[1], r[2], r[3]);
+}
+
+/* The same from e4m3, in two steps, so that a load is under way while the one
+ * before it is converted: x[2] holds a thread's bytes of its two rows. */
+template <class S>
+__device__ inline void
+fetch8(uint32_t *x, uint32_t st, const Place &p, uint32_t off)
+{
+	uint32_t at = st + (16 * p.w + p.g) * S::pitch + off + 4 * p.c;
+
+	x[0] = lds32(at);
+	x[1] = lds32(at + 8 * S::pitch);
+}
+
+__device__ inline void
+keys8(uint32_t *r, const uint32_t *x)
+{
+	r[0] = e4m3x2_f16x2(x[0]);
+	r[1] = e4m3x2_f16x2(x[1]);
+	r[2] = e4m3x2_f16x2(x[0] >> 16);
+	r[3] = e4m3x2_f16x2(x[1] >> 16);
+}
+
+/* n 32-bit words at a. */
+template <int N>
+__device__ inline void
+lds(uint32_t (&v)[N], uint32_t a)
+{
+	static_assert(N == 1 || N == 2 || N == 4, "widths of a load");
+	if (N == 1) {
+		v[0] = lds32(a);
+	} else if (N == 2) {
+		uint2 x = lds64(a);
+
+		v[0] = x.x;
+		v[N - 1] = x.y;
+	} else {
+		uint4 x = lds128(a);
+
+		v[0] = x.x;
+		v[1 % N] = x.y;
+		v[2 % N] = x.z;
+		v[3 % N] = x.w;
+	}
+}
+
+/*
+ * Values as A operand: 16 keys, the 128/W dimensions that this warp owns, as
+ * 8/W tiles. A thread's dimensions are neighbours: tile i holds the (2i)th as
+ * its row g and the (2i+1)th as row g + 8, so its outputs are neighbours too.
+ * Again in two steps: what a thread reads of keys k, k + 1 and k + 8, k + 9,
+ * k = 2c, and of their scales / C; then the operand.
+ */
+template <class S>
+struct Raw {
+	static constexpr int n = S::bf16 ? S::tiles : S::tiles / 2;
+	uint32_t x[2][n], y[2][n], scale[2];
+};
+
+/* st: the stage; key: the first of the 16; tab: f16 [4][64], scales / C. */
+template <class S>
+__device__ inline void
+fetch_values(Raw<S> &v, uint32_t st, const Place &p, int key, uint32_t tab)
+{
+	constexpr int T = S::tiles;
+	uint32_t k = key + 2 * p.c;
+	uint32_t d = 64 * T * p.wg + 16 * T * p.w + 2 * T * p.g;
+
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+		uint32_t at = st + (k + 8 * u) * S::pitch +
+		    (S::bf16 ? 2 * d : d);
+
+		lds<Raw<S>::n>(v.x[u], at);
+		lds<Raw<S>::n>(v.y[u], at + S::pitch);
+		if (!S::bf16)
+			v.scale[u] = lds32(tab + (d / 128 * KEYS + k + 8 * u) *
+			    2);
+	}
+}
+
+template <class S>
+__device__ inline void
+values(uint32_t *r, const Raw<S> &v)
+{
+	constexpr int N = Raw<S>::n;
+
+#pragma unroll
+	for (int u = 0; u < 2; u++)
+#pragma unroll
+		for (int i = 0; i < S::tiles; i++) {
+			uint32_t &r0 = r[4 * i + 2 * u], &r1 = (&r0)[1], w;
+
+			if (S::bf16) {
+				r0 = __byte_perm(v.x[u][i % N], v.y[u][i % N],
+				    0x5410);
+				r1 = __byte_perm(v.x[u][i % N], v.y[u][i % N],
+				    0x7632);
+				continue;
+			}
+			w = __byte_perm(v.x[u][i / 2 % N], v.y[u][i / 2 % N],
+			    i % 2 ? 0x7362 : 0x5140);
+			r0 = mul_f16x2(e4m3x2_f16x2(w), v.scale[u]);
+			r1 = mul_f16x2(e4m3x2_f16x2(w >> 16), v.scale[u]);
+		}
+}
+
+/* The accumulators of a thread. */
+template <class S>
+struct Acc {
+	float o[S::tiles][S::nh / 2];	/* see values() */
+	float l[S::nh / 4];	/* sums of p over the keys that it weighed */
+	uint32_t cexp;		/* C = 2^(cexp-127); 0 before the first round */
+};
+
+/* Exponent of a power of two not below any scale of the stage's rows. */
+template <class S>
+__device__ inline uint32_t
+scale_exp(uint32_t st, uint32_t lane, uint32_t filled)
+{
+	uint32_t m = 0;
+
+#pragma unroll
+	for (uint32_t u = 0; u < 2; u++)
+		if (lane + 32 * u < filled) {
+			uint4 s = lds128(st + (lane + 32 * u) * S::pitch + 512);
+
+			m = max(m, max(max(s.x, s.y), max(s.z, s.w)));
+		}
+	m = __reduce_max_sync(~0u, m) & 0x7fffffff;
+	return min(max((m + 0x7fffff) >> 23, 32u), 220u);
+}
+
+/* Multiply rows g and g + 8 of the scores. */
+template <int N>
+__device__ inline void
+scale_rows(float (&s)[N], float k0, float k1)
+{
+#pragma unroll
+	for (int j = 0; j < N; j++)
+		s[j] *= j % 4 < 2 ? k0 : k1;
+}
+
+/*
+ * s[64 keys][NH] = K q^T of one stage. The sum over tile t is in units of the
+ * row's scale t: it is brought to those of tile t + 1 before that is added. A
+ * scale far below the row's largest, zero too, is raised to where that loses
+ * nothing.
+ */
+template <class S>
+__device__ inline void
+score(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
+{
+	constexpr int B = S::qb, PER = 8 / B;	/* batches of a tile */
+	uint32_t r[2][4 * B], raw[2 * B];
+	float sc[2][4];
+
+#pragma unroll
+	for (int i = 0; i < B && !S::bf16; i++)
+		fetch8<S>(raw + 2 * i, st, p, 16 * i);
+
+#pragma unroll
+	for (int u = 0; u < 2 && !S::bf16; u++) {
+		uint32_t key = 16 * p.w + p.g + 8 * u, x[4];
+		float least;
+
+		lds<4>(x, st + key * S::pitch + 512);
+		least = 0x1p-30f * __uint_as_float(max(max(x[0], x[1]),
+		    max(x[2], x[3])));
+		least = fmaxf(least, 1e-30f);
+#pragma unroll
+		for (int t = 0; t < 4; t++)
+			sc[u][t] = fmaxf(__uint_as_float(x[t]), least);
+	}
+#pragma unroll
+	for (int b = 0; b < 36 / B; b++) {
+		uint32_t *x = r[b % 2];
+		bool rope = S::bf16 || b >= 4 * PER;
+
+#pragma unroll
+		for (int i = 0; i < B; i++) {
+			int k = b * B + i;	/* which 16 dimensions */
+
+			if (S::bf16)
+				keys16<S>(x + 4 * i, st, p, 32 * k);
+			else if (rope)
+				keys16<S>(x + 4 * i, st, p,
+				    528 + 32 * (k - 32));
+			else
+				keys8(x + 4 * i, raw + 2 * i);
+		}
+#pragma unroll
+		for (int i = 0; i < B; i++)
+			if (!S::bf16 && b + 1 < 4 * PER)
+				fetch8<S>(raw + 2 * i, st, p,
+				    16 * ((b + 1) * B + i));
+		if (!S::bf16 && b > 0 && b % PER == 0 && b <= 4 * PER) {
+			int t = b / PER;	/* the tile that begins */
+
+			wg_wait<0>();
+			wg_pin(s);
+			scale_rows(s, t == 4 ? sc[0][3] :
+			    __fdividef(sc[0][t - 1], sc[0][t % 4]),
+			    t == 4 ? sc[1][3] :
+			    __fdividef(sc[1][t - 1], sc[1][t % 4]));
+			wg_pin(s);
+		}
+		wg_ready<4 * B>(x);
+		wg_fence();
+#pragma unroll
+		for (int i = 0; i < B; i++) {
+			int k = b * B + i;
+			uint64_t d = desc128(q + k / 4 * S::nh * 128 +
+			    k % 4 * 32);
+
+			if (rope)
+				Mma<S::nh, true>::run(s, x + 4 * i, d, k > 0);
+			else
+				Mma<S::nh, false>::run(s, x + 4 * i, d, k > 0);
+		}
+		wg_commit();
+		wg_wait<1>();
+	}
+	wg_wait<0>();
+	wg_pin(s);
+}
+
+/* p of the warpgroup's stage to shared memory as the B operand: [NH][64 keys],
+ * swizzled. x[2j + u]: keys g + 8u, heads 8j + 2c + {0, 1}. */
+template <class S>
+__device__ inline void
+store_p(const uint32_t (&x)[S::nh / 4], const Place &p, uint32_t at)
+{
+	uint32_t r = p.lane % 8, m = p.lane / 8;
+	uint32_t chunk = ((2 * p.w + m % 2) ^ r) << 4;
+
+	if (S::nh == 8)
+		stmatrix2_t(at + r * 128 + chunk, x[0], x[1]);
+#pragma unroll
+	for (int j = 0; j + 1 < S::nh / 8; j += 2)
+		stmatrix4_t(at + (8 * (j + m / 2) + r) * 128 + chunk, x[2 * j],
+		    x[2 * j + 1], x[2 * j + 2], x[2 * j + 3]);
+}
+
+/* The scales of the warpgroup's stage, / C, for values(). */
+template <class S>
+__device__ inline void
+store_tab(const Place &p, uint32_t st, uint32_t tab, uint32_t cexp)
+{
+	float inv = __uint_as_float((254 - cexp) << 23);
+	uint32_t t = threadIdx.x % 128 / 32, key = 2 * p.lane;
+	uint32_t at = st + key * S::pitch + 512 + 4 * t;
+
+	sts32(tab + (t * KEYS + key) * 2,
+	    pack_f16(ldsf(at) * inv, ldsf(at + S::pitch) * inv));
+}
+
+/* A score or a scale grew: agree on the new maximum of every head and on C,
+ * rescale what was summed. x: the scores in log2 units. */
+template <class S>
+__device__ inline void
+raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
+    const Place &p, uint32_t smem, uint32_t e)
+{
+	uint32_t red = smem + S::red_off, ce = smem + S::ce_off;
+	uint32_t most = 0;
+	float co = 1.0f;
+
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j++) {
+		float y = fmaxf(x[col_acc(j)], x[col_acc(j) + 2]);
+
+#pragma unroll
+		for (int k = 4; k < 32; k *= 2)
+			y = fmaxf(y, __shfl_xor_sync(~0u, y, k));
+		if (p.g == 0)
+			sts32(red + col_head(j, p.c) * S::rrow +
+			    (p.wg * 4 + p.w) * 4, __float_as_uint(y));
+	}
+	if (threadIdx.x % 128 == 0)
+		sts32(ce + 4 * p.wg, e);
+	bar_sync(BAR_MAX, S::work);
+	if (!S::bf16) {
+#pragma unroll
+		for (int i = 0; i < S::wgs; i++)
+			most = max(most, lds32(ce + 4 * i));
+		if (most > a.cexp) {
+			uint32_t old = a.cexp;
+
+			a.cexp = most + 2;	/* room: seldom moves again */
+			if (old != 0)
+				co = __uint_as_float(127 + old > a.cexp ?
+				    (127 + old - a.cexp) << 23 : 0);
+		}
+	}
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j++) {
+		uint32_t h = col_head(j, p.c);
+		float old = m[j], k;
+		uint32_t y[S::wgs / 2];
+
+		lds<S::wgs / 2>(y, red + h * S::rrow + p.g * 2 * S::wgs);
+		k = fmaxf(__uint_as_float(y[0]),
+		    __uint_as_float(y[S::wgs / 2 - 1]));
+#pragma unroll
+		for (int i = 4; i < 32; i *= 2)
+			k = fmaxf(k, __shfl_xor_sync(~0u, k, i));
+		m[j] = fmaxf(old, k);
+		k = old == m[j] ? 1.0f : ex2(old - m[j]);
+		a.l[j] *= k;
+#pragma unroll
+		for (int i = 0; i < S::tiles; i++) {
+			a.o[i][col_acc(j)] *= k * co;
+			a.o[i][col_acc(j) + 2] *= k * co;
+		}
+		if (p.g == 0)		/* all warps write the same */
+			sts32(smem + S::ms_off + h * 4, __float_as_uint(m[j]));
+	}
+}
+
+/*
+ * From the scores of a stage to p, in shared memory for all warpgroups. nk: its
+ * keys, may be 0. The vote is also the point where all have read the last
+ * round's p and scales.
+ */
+template <class S>
+__device__ inline void
+softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
+    uint32_t st, uint32_t nk, bool first)
+{
+	bool in0 = 16 * p.w + p.g < nk, in1 = 16 * p.w + p.g + 8 < nk;
+	uint32_t tab = smem + S::tab_off + p.wg * 4 * KEYS * 2, e = 0;
+	uint32_t y[S::nh / 4];
+	float m[S::nh / 4];
+	bool over = first;
+
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j++) {
+		uint32_t h = col_head(j, p.c);
+		float f = ldsf(smem + S::fs_off + h * 4);
+		float &x0 = x[col_acc(j)], &x1 = x[col_acc(j) + 2];
+
+		m[j] = ldsf(smem + S::ms_off + h * 4);
+		x0 = in0 ? x0 * f : -INFINITY;
+		x1 = in1 ? x1 * f : -INFINITY;
+		over |= fmaxf(x0, x1) > m[j] + GROW;
+	}
+	if (!S::bf16 && nk > 0) {
+		e = scale_exp<S>(st, p.lane, (nk + 15) & ~15u);
+		over |= e > a.cexp;
+	}
+	if (bar_any(BAR_VOTE, S::work, over))
+		raise<S>(x, m, a, p, smem, e);
+	if (!S::bf16 && nk > 0)
+		store_tab<S>(p, st, tab, a.cexp);
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j += 2) {
+		float z[4];
+
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			int k = col_acc(j + i);
+
+			z[i] = in0 ? ex2(x[k] - m[j + i]) : 0.0f;
+			z[2 + i] = in1 ? ex2(x[k + 2] - m[j + i]) : 0.0f;
+			a.l[j + i] += z[i] + z[2 + i];
+		}
+#pragma unroll
+		for (int u = 0; u < 2; u++)
+			y[j + u] = S::bf16 ? pack_bf16(z[2 * u], z[2 * u + 1])
+			    : pack_f16(z[2 * u], z[2 * u + 1]);
+	}
+	store_p<S>(y, p, smem + S::p_off + p.wg * S::nh * 128);
+	fence_async();
+	bar_sync(BAR_P, S::work);
+}
+
+/* The kth 16 keys of a round that begins with stage i0. */
+template <class S>
+__device__ inline void
+fetch16(Raw<S> &v, const Place &p, uint32_t smem, uint32_t i0, uint32_t k)
+{
+	uint32_t st = smem + S::stage_off + (i0 + k / 4) % S::stages * S::stage;
+
+	fetch_values<S>(v, st, p, k % 4 * 16,
+	    smem + S::tab_off + k / 4 * 4 * KEYS * 2);
+}
+
+/* o += V^T p over these keys. */
+template <class S>
+__device__ inline void
+add16(Acc<S> &a, uint32_t *r, uint32_t smem, uint32_t k)
+{
+	uint64_t d = desc128(smem + S::p_off + k / 4 * S::nh * 128 +
+	    k % 4 * 32);
+
+	wg_ready<4 * S::tiles>(r);
+	wg_fence();
+#pragma unroll
+	for (int i = 0; i < S::tiles; i++)
+		Mma<S::nh, S::bf16>::run(a.o[i], r + 4 * i, d, 1);
+	wg_commit();
+}
+
+template <class S>
+__device__ inline void
+pin_o(Acc<S> &a)
+{
+#pragma unroll
+	for (int i = 0; i < S::tiles; i++)
+		wg_pin(a.o[i]);
+}
+
+/* The same over all keys of the round. */
+template <class S>
+__device__ inline void
+accumulate(Acc<S> &a, const Place &p, uint32_t smem, uint32_t i0, uint32_t n)
+{
+	constexpr int D = S::depth;
+	uint32_t r[D][4 * S::tiles], empty = smem + S::bar_off + 64;
+	Raw<S> v;
+
+	fetch16<S>(v, p, smem, i0, 0);
+	pin_o(a);
+	if (n - i0 * KEYS >= S::wgs * KEYS) {
+#pragma unroll
+		for (int k = 0; k < S::wgs * 4; k++) {
+			values<S>(r[k % D], v);
+			if (k + 1 < S::wgs * 4)
+				fetch16<S>(v, p, smem, i0, k + 1);
+			add16<S>(a, r[k % D], smem, k);
+			wg_wait<D - 1>();
+			if (k % 4 == 3 && p.lane == 0)	/* all read */
+				mbar_arrive(empty + (i0 + k / 4) % S::stages *
+				    8);
+		}
+		wg_wait<0>();
+		pin_o(a);
+	} else {	/* the last keys of the list: nobody waits for empty */
+		for (uint32_t k = 0; k * 16 < n - i0 * KEYS; k++) {
+			values<S>(r[0], v);
+			if ((k + 1) * 16 < n - i0 * KEYS)
+				fetch16<S>(v, p, smem, i0, k + 1);
+			add16<S>(a, r[0], smem, k);
+			wg_wait<0>();
+			pin_o(a);
+		}
+	}
+}
+
+/* All rounds. n: keys of the block. */
+template <class S>
+__device__ inline void
+attend(Acc<S> &a, const Place &p, uint32_t smem, uint32_t n)
+{
+	uint32_t full = smem + S::bar_off;
+	uint32_t stages = (n + KEYS - 1) / KEYS;
+
+	for (uint32_t i0 = 0; i0 < stages; i0 += S::wgs) {
+		uint32_t i = i0 + p.wg, s = i % S::stages, nk = 0;
+		uint32_t st = smem + S::stage_off + s * S::stage;
+		float x[S::nh / 2];
+
+		if (i < stages) {
+			nk = min(KEYS, n - i * KEYS);
+			mbar_wait(full + s * 8, (i / S::stages) & 1);
+			score<S>(x, p, st, smem + S::q_off);
+		}
+		softmax<S>(x, a, p, smem, st, nk, i0 == 0);
+		for (i = i0; i < min(i0 + S::wgs, stages); i++)
+			mbar_wait(full + i % S::stages * 8,
+			    (i / S::stages) & 1);
+		accumulate<S>(a, p, smem, i0, n);
+	}
+}
+
+}	/* namespace */
+}	/* namespace dcpg */
+#endif
