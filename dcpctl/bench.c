@@ -10,11 +10,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "dcpctl/bench_ipc.h"
 #include "dcpctl/ctl.h"
+#include "dcpctl/measure.h"
+#include "dcpctl/trace.h"
 
 struct stream {
 	double sent, first, last;	/* s */
@@ -31,43 +32,6 @@ struct bench {
 	size_t n_gaps;
 };
 
-static double
-now(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
-}
-
-/* splitmix64: next random number of a state */
-static uint64_t
-draw(uint64_t *state)
-{
-	uint64_t z = *state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
-
-static int
-by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double
-quantile(double *v, size_t n, double q)
-{
-	if (n == 0)
-		return 0;
-	qsort(v, n, sizeof *v, by_value);
-	return v[(size_t)(q * (double)(n - 1) + 0.5)];
-}
-
 /* One event, if there is one in time. *left counts requests under way. */
 static int
 take_event(struct bench *b, int timeout_ms, uint32_t *left)
@@ -81,7 +45,7 @@ take_event(struct bench *b, int timeout_ms, uint32_t *left)
 		return CTL_OK;
 	if (rc != 0)
 		return ctl_fail(CTL_FAILED, "%s", strerror(-rc));
-	t = now();
+	t = ctl_now();
 	s = &b->s[ev->user_data];
 	if (ev->n_tokens > 0) {
 		if (s->tokens == 0)
@@ -140,13 +104,13 @@ drive(struct bench *b)
 		return ctl_fail(CTL_FAILED, "out of memory");
 	/* A second run with the same seed is no measurement of the cache. */
 	snprintf(salt, sizeof salt, "{\"cache_salt\":\"bench %d %.9f\"}",
-	    (int)getpid(), now());
+	    (int)getpid(), ctl_now());
 	r.options = salt;
 	for (uint32_t i = 0; i < b->streams && rc == CTL_OK; i++) {
 		for (uint32_t k = 0; k < b->prompt; k++)
-			ids[k] = (uint32_t)(draw(&state) % b->vocab);
+			ids[k] = (uint32_t)(ctl_draw(&state) % b->vocab);
 		r.user_data = i;
-		b->s[i].sent = now();
+		b->s[i].sent = ctl_now();
 		rc = submit_one(b, &r, &left);
 	}
 	free(ids);
@@ -195,8 +159,8 @@ result(struct bench *b, const json_t *before, const json_t *after,
 	o = json_pack("{s:s,s:i,s:i,s:i,s:f,s:f,s:f}", "bench", what,
 	    "streams", b->streams, "prompt_tokens", b->prompt,
 	    "output_tokens", (int)n, "seconds", last - t0,
-	    "ttft_p50_ms", quantile(ttft, b->streams, .5) * 1e3,
-	    "ttft_p99_ms", quantile(ttft, b->streams, .99) * 1e3);
+	    "ttft_p50_ms", ctl_quantile(ttft, b->streams, .5) * 1e3,
+	    "ttft_p99_ms", ctl_quantile(ttft, b->streams, .99) * 1e3);
 	json_object_set_new(o, "prefill_tok_s", json_real(
 	    (double)b->streams * b->prompt / (first - t0)));
 	if (b->n_gaps > 0) {
@@ -204,9 +168,9 @@ result(struct bench *b, const json_t *before, const json_t *after,
 		    json_real((n - b->streams) / (last - first > 0 ?
 		    last - first : last - t0)));
 		json_object_set_new(o, "token_gap_p50_ms",
-		    json_real(quantile(b->gaps, b->n_gaps, .5) * 1e3));
+		    json_real(ctl_quantile(b->gaps, b->n_gaps, .5) * 1e3));
 		json_object_set_new(o, "token_gap_p99_ms",
-		    json_real(quantile(b->gaps, b->n_gaps, .99) * 1e3));
+		    json_real(ctl_quantile(b->gaps, b->n_gaps, .99) * 1e3));
 	}
 	set_ms(o, "decode_pass_ms", grown(before, after, "decode_ns"),
 	    grown(before, after, "decode_steps"));
@@ -233,35 +197,6 @@ print_result(const json_t *o)
 	}
 }
 
-/* The vocabulary's size, from the daemon, unless it was given. */
-static int
-ask_vocab(struct bench *b)
-{
-	char *text = NULL;
-	json_t *info;
-	int rc;
-
-	if (b->vocab > 0)
-		return CTL_OK;
-	rc = dcp_server_info(b->dcp, &text);
-	info = rc == 0 ? json_loads(text, 0, NULL) : NULL;
-	b->vocab = (uint32_t)json_integer_value(json_object_get(info,
-	    "vocab"));
-	json_decref(info);
-	free(text);
-	return b->vocab > 0 ? CTL_OK : ctl_fail(CTL_FAILED, "the daemon does "
-	    "not say how large its vocabulary is; give --vocab");
-}
-
-static json_t *
-status(void)
-{
-	json_t *s = NULL;
-
-	ctl_admin(json_pack("{s:s}", "cmd", "status"), true, &s);
-	return s;
-}
-
 static int
 run(struct bench *b, const char *what)
 {
@@ -275,11 +210,11 @@ run(struct bench *b, const char *what)
 		return ctl_fail(CTL_FAILED, "out of memory");
 	rc = ctl_connect(&b->dcp);
 	if (rc == CTL_OK)
-		rc = ask_vocab(b);
-	before = status();
+		rc = ctl_vocab(b->dcp, &b->vocab);
+	before = ctl_status_json();
 	if (rc == CTL_OK)
 		rc = drive(b);
-	after = status();
+	after = ctl_status_json();
 	if (rc == CTL_OK) {
 		o = result(b, before, after, what);
 		if (ctl.json)
@@ -362,12 +297,15 @@ ctl_bench(int argc, char **argv)
 		return driven(argc - 1, argv + 1, true);
 	if (argc > 1 && strcmp(argv[1], "prefill") == 0)
 		return driven(argc - 1, argv + 1, false);
+	if (argc > 1 && strcmp(argv[1], "trace") == 0)
+		return bench_trace(argc - 1, argv + 1);
 	if (argc > 1 && strcmp(argv[1], "ipc") == 0)
 		return ipc(argc - 1, argv + 1);
 	if (argc > 1 && (strcmp(argv[1], "--help") == 0 ||
 	    strcmp(argv[1], "-h") == 0)) {
-		printf("usage: dcpctl bench {ipc|decode|prefill} [options]\n");
+		printf("usage: dcpctl bench {ipc|decode|prefill|trace} "
+		    "[options]\n");
 		return CTL_OK;
 	}
-	return ctl_fail(CTL_USAGE, "bench: want ipc, decode or prefill");
+	return ctl_fail(CTL_USAGE, "bench: want ipc, decode, prefill or trace");
 }

@@ -23,7 +23,8 @@ enum {
 /* --- options ------------------------------------------------------------- */
 
 enum ctl_type {
-	CTL_FLAG, CTL_STR, CTL_U32, CTL_I32, CTL_U64, CTL_F32, CTL_MANY,
+	CTL_FLAG, CTL_STR, CTL_U32, CTL_I32, CTL_U64, CTL_F32, CTL_F64,
+	CTL_MANY,
 };
 
 struct ctl_list {		/* CTL_MANY: given several times */

@@ -25,7 +25,7 @@ static const struct command {
 	{ "drain", "refuse new requests", ctl_drain },
 	{ "resume", "accept requests again", ctl_resume },
 	{ "plan", "the memory plan of a model, without a daemon", ctl_plan },
-	{ "bench", "measure: ipc, decode, prefill", ctl_bench },
+	{ "bench", "measure: ipc, decode, prefill, trace", ctl_bench },
 	{ "check", "the daemon's invariants", ctl_check },
 	{ "cache", "the prefix cache: stats, drop", ctl_cache },
 	{ "config", "the daemon's effective configuration", ctl_config },

@@ -73,6 +73,9 @@ set_number(const struct ctl_opt *o, const char *s)
 	if (o->type == CTL_F32) {
 		*(float *)o->p = strtof(s, &end);
 		ok = end != s;
+	} else if (o->type == CTL_F64) {
+		*(double *)o->p = strtod(s, &end);
+		ok = end != s;
 	} else if (o->type == CTL_I32) {
 		long v = strtol(s, &end, 10);
 
@@ -91,8 +94,9 @@ set_number(const struct ctl_opt *o, const char *s)
 	if (ok && errno == 0 && *end == '\0')
 		return 0;
 	return ctl_fail(CTL_USAGE, "--%s %s: want %s", o->name, s,
-	    o->type == CTL_F32 ? "a number" : o->type == CTL_I32 ?
-	    "a whole number" : "a whole number that is not negative");
+	    o->type == CTL_F32 || o->type == CTL_F64 ? "a number" :
+	    o->type == CTL_I32 ? "a whole number" :
+	    "a whole number that is not negative");
 }
 
 static int
