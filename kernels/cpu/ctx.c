@@ -95,18 +95,15 @@ take(char *base, size_t *at, size_t n, size_t el)
 	*at += (n * el + 63) / 64 * 64;
 	return p;
 }
-#define TAKE(n, type) ((type *)take(base, &at, (n), sizeof(type)))
+#define TAKE(n, type) ((type *)take(base, at, (n), sizeof(type)))
 
-/* Workspace: where each array is, or (base NULL) only how many bytes. */
-static size_t
-carve(struct dcpk_ctx *c, char *base)
+/* Activations of a pass, as long as a pass can be. */
+static void
+carve_rows(struct dcpk_ctx *c, char *base, size_t *at)
 {
 	const struct dcpk_model *m = &c->s.model;
-	size_t at = 0, M = c->M, H = m->heads, ctx = c->s.max_ctx;
-	size_t slots = M * m->experts_tok, cr = m->kv_lora + m->rope;
-	size_t sx = m->moe_inter * m->shared_experts, maxk, tiles;
-	struct dcpc_thread *t;
-	uint32_t i, Hg = m->heads / c->groups;
+	size_t M = c->M, H = m->heads, cr = m->kv_lora + m->rope;
+	size_t slots = M * m->experts_tok;
 
 	c->x = TAKE(M * m->hidden, float);
 	c->h = TAKE(M * m->hidden, float);
@@ -122,7 +119,7 @@ carve(struct dcpk_ctx *c, char *base)
 	c->cos = TAKE(M * m->rope / 2, float);
 	c->sin = TAKE(M * m->rope / 2, float);
 	c->act = TAKE(M * m->inter, float);
-	c->sact = TAKE(M * sx, float);
+	c->sact = TAKE(M * m->moe_inter * m->shared_experts, float);
 	c->eact = TAKE(slots * m->moe_inter, float);
 	c->ey = TAKE(slots * m->hidden, float);
 	c->ex = TAKE(slots * m->hidden, float);
@@ -133,55 +130,93 @@ carve(struct dcpk_ctx *c, char *base)
 	c->eslot0 = TAKE(m->experts + 1, uint32_t);
 	c->prods = TAKE((m->experts + 1) * (size_t)c->W, struct dcpc_prod);
 	c->parts = TAKE((m->experts + 1) * (size_t)c->W, struct dcpc_part);
+	c->hs = TAKE((size_t)c->cap_samples * m->hidden, float);
+	c->logits = TAKE((size_t)c->cap_samples * m->vocab, float);
+	if (c->s.flags & DCPK_KEEP_SELECT) {
+		c->keep = TAKE(m->layers * M * m->topk, uint32_t);
+		c->keep_n = TAKE(m->layers * M, uint32_t);
+	}
+}
+
+/* Floats that hold something per key of a whole context, in full tiles. */
+static size_t
+key_tiles(const struct dcpk_ctx *c)
+{
+	return ((size_t)c->s.max_ctx + DCPK_PAGE - 1) / DCPK_PAGE *
+	    DCPK_PAGE + 16;
+}
+
+/* Selection, partial outputs, and what prefill gathers. */
+static void
+carve_keys(struct dcpk_ctx *c, char *base, size_t *at)
+{
+	const struct dcpk_model *m = &c->s.model;
+	size_t Hg = m->heads / c->groups;
 
 	/* partial outputs of all ranks, a block of rows at a time */
 	c->po_rows = max_u32(c->s.max_rows, 16);
 	if (c->po_rows > 64)
 		c->po_rows = 64;
 	if (c->D > 1) {
-		c->po = TAKE(c->po_rows * c->W * Hg * (size_t)m->kv_lora,
-		    float);
-		c->plse = TAKE(c->po_rows * c->W * (size_t)Hg, float);
+		c->po = TAKE(c->po_rows * c->W * Hg * m->kv_lora, float);
+		c->plse = TAKE(c->po_rows * c->W * Hg, float);
+		c->gather = TAKE(key_tiles(c) * c->row_bytes, uint8_t);
 	}
-	c->list = TAKE(M * m->topk, uint32_t);
-	c->count = TAKE(M * c->D, uint32_t);
-	c->shard_ld = (dcpk_shard_len((uint32_t)ctx, 0, c->D) + 31) / 16 * 16;
+	c->list = TAKE((size_t)c->M * m->topk, uint32_t);
+	c->count = TAKE((size_t)c->M * c->D, uint32_t);
+	c->shard_ld = (dcpk_shard_len(c->s.max_ctx, 0, c->D) + 31) / 16 * 16;
 	c->scores_ld = c->shard_ld * c->D;
 	c->scores = TAKE(c->s.max_rows * c->scores_ld, float);
-	tiles = (ctx + DCPK_PAGE - 1) / DCPK_PAGE * DCPK_PAGE + 16;
-	c->packed = TAKE(tiles * m->idx_dim, float);
-	c->kscale = TAKE(tiles, float);
-	if (c->D > 1)
-		c->gather = TAKE(tiles * c->row_bytes, uint8_t);
-	c->hs = TAKE((size_t)c->cap_samples * m->hidden, float);
-	c->logits = TAKE((size_t)c->cap_samples * m->vocab, float);
+	c->packed = TAKE(key_tiles(c) * m->idx_dim, float);
+	c->kscale = TAKE(key_tiles(c), float);
+}
 
-	maxk = max_u32(max_u32(m->hidden, m->q_lora),
-	    max_u32(m->inter, m->moe_inter * max_u32(1, m->shared_experts)));
-	maxk = max_u32((uint32_t)maxk, m->heads * m->vdim);
-	maxk = max_u32((uint32_t)maxk, max_u32(m->kv_lora, m->nope));
+/* The longest row that a product reads. */
+static uint32_t
+longest_row(const struct dcpk_model *m)
+{
+	uint32_t k = max_u32(m->hidden, m->q_lora);
+
+	k = max_u32(k, max_u32(m->inter,
+	    m->moe_inter * max_u32(1, m->shared_experts)));
+	k = max_u32(k, m->heads * m->vdim);
+	return max_u32(k, max_u32(m->kv_lora, m->nope));
+}
+
+static void
+carve_thread(struct dcpk_ctx *c, struct dcpc_thread *t, char *base,
+    size_t *at)
+{
+	const struct dcpk_model *m = &c->s.model;
+
+	t->attend = TAKE(dcpc_attend_tmp(m->heads, m->kv_lora, m->rope),
+	    float);
+	t->scores = TAKE(key_tiles(c), float);
+	/* select: 1024 keys; products: 16 rows x 512 columns */
+	t->packed = TAKE(max_u32(1024 * m->idx_dim, 16 * 512), float);
+	t->kscale = TAKE(1024, float);
+	t->x = TAKE(48 * (size_t)longest_row(m), float);
+	t->route = TAKE(10 * (size_t)m->experts, float);
+	t->topk = take(base, at, dcpc_topk_ws(c->D), 1);
+	t->sample = take(base, at, dcpc_sample_ws(m->vocab), 1);
+	t->list = TAKE((size_t)(c->D + 1) * m->topk, uint32_t);
+}
+
+/* Workspace: where each array is, or (base NULL) only how many bytes. */
+static size_t
+carve(struct dcpk_ctx *c, char *base)
+{
+	struct dcpc_thread counted;
+	size_t end = 0, *at = &end;
+	uint32_t i;
+
+	carve_rows(c, base, at);
+	carve_keys(c, base, at);
 	c->thread = TAKE(c->threads, struct dcpc_thread);
-	for (i = 0; i < c->threads; i++) {
-		struct dcpc_thread dummy;
-
-		t = base != NULL ? &c->thread[i] : &dummy;
-		t->attend = TAKE(dcpc_attend_tmp(m->heads, m->kv_lora,
-		    m->rope), float);
-		t->scores = TAKE(tiles, float);
-		/* select: 1024 keys; products: 16 rows x 512 columns */
-		t->packed = TAKE(max_u32(1024 * m->idx_dim, 16 * 512), float);
-		t->kscale = TAKE(1024, float);
-		t->x = TAKE(48 * maxk, float);
-		t->route = TAKE(10 * (size_t)m->experts, float);
-		t->topk = take(base, &at, dcpc_topk_ws(c->D), 1);
-		t->sample = take(base, &at, dcpc_sample_ws(m->vocab), 1);
-		t->list = TAKE((size_t)(c->D + 1) * m->topk, uint32_t);
-	}
-	if (c->s.flags & DCPK_KEEP_SELECT) {
-		c->keep = TAKE(m->layers * M * m->topk, uint32_t);
-		c->keep_n = TAKE(m->layers * M, uint32_t);
-	}
-	return at;
+	for (i = 0; i < c->threads; i++)
+		carve_thread(c, base != NULL ? &c->thread[i] : &counted, base,
+		    at);
+	return end;
 }
 
 static int
@@ -318,13 +353,59 @@ cpu_close(struct dcpk_ctx *c)
 	free(c);
 }
 
+/* What a rank holds, and what all share. */
+static int
+take_memory(struct dcpk_ctx *c)
+{
+	const struct dcpk_setup *s = &c->s;
+	uint32_t r;
+
+	for (r = 0; r < c->W; r++) {
+		c->pool[r].rows = pool_map(c, rows_bytes(c));
+		c->pool[r].index = pool_map(c, keys_bytes(c));
+		if (c->pool[r].rows == NULL || c->pool[r].index == NULL)
+			return -ENOMEM;
+		if (s->idx == DCPK_KV_FP8) {
+			c->pool[r].scales =
+			    (float *)(void *)pool_map(c, scales_bytes(c));
+			if (c->pool[r].scales == NULL)
+				return -ENOMEM;
+		}
+		c->got[r].rows = rows_bytes(c);
+		c->got[r].index = keys_bytes(c) + scales_bytes(c);
+	}
+	c->ws_bytes = carve(c, NULL);
+	c->ws = mmap(NULL, c->ws_bytes, PROT_READ | PROT_WRITE,
+	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (c->ws == MAP_FAILED) {
+		c->ws = NULL;
+		return -ENOMEM;
+	}
+	carve(c, c->ws);
+	c->got[0].workspace = c->ws_bytes;
+	return 0;
+}
+
+static int
+copy_token_ok(struct dcpk_ctx *c)
+{
+	size_t bytes = (c->s.model.vocab + 31) / 32 * sizeof(uint32_t);
+
+	if (c->s.token_ok == NULL)
+		return 0;
+	c->token_ok = malloc(bytes);
+	if (c->token_ok == NULL)
+		return -ENOMEM;
+	memcpy(c->token_ok, c->s.token_ok, bytes);
+	c->s.token_ok = c->token_ok;
+	return 0;
+}
+
 static int
 cpu_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
     struct dcpk_err *err)
 {
 	struct dcpk_ctx *c;
-	uint32_t r;
-	size_t words;
 	int rc = check_setup(s, err);
 
 	if (rc != 0)
@@ -339,48 +420,13 @@ cpu_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
 	sizes(c, s);
 	c->gather_layer = UINT32_MAX;
 	c->p = dcpc_prims_pick();
-	rc = -ENOMEM;
-	if (s->token_ok != NULL) {
-		words = (s->model.vocab + 31) / 32;
-		c->token_ok = malloc(words * 4);
-		if (c->token_ok == NULL)
-			goto fail;
-		memcpy(c->token_ok, s->token_ok, words * 4);
-		c->s.token_ok = c->token_ok;
-	}
-	for (r = 0; r < c->W; r++) {
-		c->pool[r].rows = pool_map(c, rows_bytes(c));
-		c->pool[r].index = pool_map(c, keys_bytes(c));
-		if (c->pool[r].rows == NULL || c->pool[r].index == NULL)
-			goto fail;
-		if (s->idx == DCPK_KV_FP8) {
-			c->pool[r].scales =
-			    (float *)(void *)pool_map(c, scales_bytes(c));
-			if (c->pool[r].scales == NULL)
-				goto fail;
-		}
-		c->got[r].rows = rows_bytes(c);
-		c->got[r].index = keys_bytes(c) + scales_bytes(c);
-	}
-	c->ws_bytes = carve(c, NULL);
-	c->ws = mmap(NULL, c->ws_bytes, PROT_READ | PROT_WRITE,
-	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (c->ws == MAP_FAILED) {
-		c->ws = NULL;
-		goto fail;
-	}
-	carve(c, c->ws);
-	c->got[0].workspace = c->ws_bytes;
-	rc = make_groups(c);
-	if (rc == 0)
-		rc = dcpc_weights_alloc(c);
-	if (rc == 0)
+	if ((rc = copy_token_ok(c)) == 0 && (rc = take_memory(c)) == 0 &&
+	    (rc = make_groups(c)) == 0 && (rc = dcpc_weights_alloc(c)) == 0)
 		rc = dcpc_workers_new(c->threads, &c->workers);
-	if (rc != 0)
-		goto fail;
-	*out = c;
-	return 0;
-fail:
+	if (rc == 0) {
+		*out = c;
+		return 0;
+	}
 	fail(err, rc, "cpu: rank pools of %zu bytes and a workspace of %zu "
 	    "could not be had: %s; lower --kv-bytes-per-rank, "
 	    "--mem-fraction-static or --chunked-prefill-size",

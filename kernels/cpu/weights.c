@@ -292,13 +292,65 @@ keep_kv_b(struct dcpk_ctx *c, struct dcpc_layer *l,
 	return rc;
 }
 
+static float **
+vector_of(struct dcpk_ctx *c, struct dcpc_layer *l, enum dcpk_tensor t)
+{
+	switch (t) {
+	case DCPK_T_FINAL_NORM: return &c->final_norm;
+	case DCPK_T_IN_NORM: return &l->in_norm;
+	case DCPK_T_POST_NORM: return &l->post_norm;
+	case DCPK_T_Q_A_NORM: return &l->q_a_norm;
+	case DCPK_T_KV_A_NORM: return &l->kv_a_norm;
+	case DCPK_T_IDX_K_NORM_W: return &l->k_norm_w;
+	case DCPK_T_IDX_K_NORM_B: return &l->k_norm_b;
+	case DCPK_T_ROUTER_BIAS: return &l->router_bias;
+	case DCPK_T_E_NORM: return &l->e_norm;
+	case DCPK_T_H_NORM: return &l->h_norm;
+	case DCPK_T_SH_NORM: return &l->sh_norm;
+	default: return NULL;
+	}
+}
+
+/* Where the slice of rank r goes; kv_b_proj is taken apart, see keep_kv_b. */
+static struct dcpc_w *
+matrix_of(struct dcpk_ctx *c, struct dcpc_layer *l,
+    const struct dcpk_weight *w, uint32_t r)
+{
+	uint32_t tp = r % c->s.topo.attn_tp, e = w->expert * c->W + r;
+
+	switch (w->tensor) {
+	case DCPK_T_EMBED: return &c->embed;
+	case DCPK_T_LM_HEAD: return &c->lm_head[r];
+	case DCPK_T_Q_A: return &l->q_a;
+	case DCPK_T_Q_B: return &l->q_b[tp];
+	case DCPK_T_KV_A: return &l->kv_a;
+	case DCPK_T_O: return &l->o[tp];
+	case DCPK_T_IDX_Q_B: return &l->idx_q_b;
+	case DCPK_T_IDX_K: return &l->idx_k;
+	case DCPK_T_IDX_W: return &l->idx_w;
+	case DCPK_T_GATE: return &l->gate[r];
+	case DCPK_T_UP: return &l->up[r];
+	case DCPK_T_DOWN: return &l->down[r];
+	case DCPK_T_E_GATE: return &l->e_gate[e];
+	case DCPK_T_E_UP: return &l->e_up[e];
+	case DCPK_T_E_DOWN: return &l->e_down[e];
+	case DCPK_T_S_GATE: return &l->s_gate[r];
+	case DCPK_T_S_UP: return &l->s_up[r];
+	case DCPK_T_S_DOWN: return &l->s_down[r];
+	case DCPK_T_EH_PROJ: return &l->eh_proj;
+	default: return NULL;
+	}
+}
+
 int
 dcpc_load(struct dcpk_ctx *c, const struct dcpk_weight *w,
     struct dcpk_err *err)
 {
 	const struct dcpk_model *m = &c->s.model;
-	uint32_t r, tp, e;
 	struct dcpc_layer *l;
+	struct dcpc_w *mat;
+	float **vec;
+	uint32_t r;
 
 	if (w->layer >= m->layers + m->mtp_layers || w->ranks == 0 ||
 	    w->n1 > w->n || w->k1 > w->k || w->n0 > w->n1 || w->k0 > w->k1 ||
@@ -309,78 +361,17 @@ dcpc_load(struct dcpk_ctx *c, const struct dcpk_weight *w,
 	r = lowest_rank(w->ranks);
 	if (r >= c->W)
 		return fail(err, -EINVAL, "no rank %u", r);
-	tp = r % c->s.topo.attn_tp;
-	e = w->expert * c->W + r;
 	l = &c->layer[w->layer];
-	switch (w->tensor) {
-	case DCPK_T_EMBED:
-		return keep_matrix(c, &c->embed, w, err);
-	case DCPK_T_FINAL_NORM:
-		return keep_f32(c, &c->final_norm, w, err);
-	case DCPK_T_LM_HEAD:
-		return keep_matrix(c, &c->lm_head[r], w, err);
-	case DCPK_T_IN_NORM:
-		return keep_f32(c, &l->in_norm, w, err);
-	case DCPK_T_POST_NORM:
-		return keep_f32(c, &l->post_norm, w, err);
-	case DCPK_T_Q_A:
-		return keep_matrix(c, &l->q_a, w, err);
-	case DCPK_T_Q_A_NORM:
-		return keep_f32(c, &l->q_a_norm, w, err);
-	case DCPK_T_Q_B:
-		return keep_matrix(c, &l->q_b[tp], w, err);
-	case DCPK_T_KV_A:
-		return keep_matrix(c, &l->kv_a, w, err);
-	case DCPK_T_KV_A_NORM:
-		return keep_f32(c, &l->kv_a_norm, w, err);
-	case DCPK_T_KV_B:
+	if (w->tensor == DCPK_T_KV_B)
 		return keep_kv_b(c, l, w, err);
-	case DCPK_T_O:
-		return keep_matrix(c, &l->o[tp], w, err);
-	case DCPK_T_IDX_Q_B:
-		return keep_matrix(c, &l->idx_q_b, w, err);
-	case DCPK_T_IDX_K:
-		return keep_matrix(c, &l->idx_k, w, err);
-	case DCPK_T_IDX_K_NORM_W:
-		return keep_f32(c, &l->k_norm_w, w, err);
-	case DCPK_T_IDX_K_NORM_B:
-		return keep_f32(c, &l->k_norm_b, w, err);
-	case DCPK_T_IDX_W:
-		return keep_matrix(c, &l->idx_w, w, err);
-	case DCPK_T_GATE:
-		return keep_matrix(c, &l->gate[r], w, err);
-	case DCPK_T_UP:
-		return keep_matrix(c, &l->up[r], w, err);
-	case DCPK_T_DOWN:
-		return keep_matrix(c, &l->down[r], w, err);
-	case DCPK_T_ROUTER:
+	if (w->tensor == DCPK_T_ROUTER)
 		return keep_router(c, &l->router, w, err);
-	case DCPK_T_ROUTER_BIAS:
-		return keep_f32(c, &l->router_bias, w, err);
-	case DCPK_T_E_GATE:
-		return keep_matrix(c, &l->e_gate[e], w, err);
-	case DCPK_T_E_UP:
-		return keep_matrix(c, &l->e_up[e], w, err);
-	case DCPK_T_E_DOWN:
-		return keep_matrix(c, &l->e_down[e], w, err);
-	case DCPK_T_S_GATE:
-		return keep_matrix(c, &l->s_gate[r], w, err);
-	case DCPK_T_S_UP:
-		return keep_matrix(c, &l->s_up[r], w, err);
-	case DCPK_T_S_DOWN:
-		return keep_matrix(c, &l->s_down[r], w, err);
-	case DCPK_T_E_NORM:
-		return keep_f32(c, &l->e_norm, w, err);
-	case DCPK_T_H_NORM:
-		return keep_f32(c, &l->h_norm, w, err);
-	case DCPK_T_EH_PROJ:
-		return keep_matrix(c, &l->eh_proj, w, err);
-	case DCPK_T_SH_NORM:
-		return keep_f32(c, &l->sh_norm, w, err);
-	case DCPK_T_N:
-		break;
-	}
-	return fail(err, -EINVAL, "unknown tensor %d", (int)w->tensor);
+	vec = vector_of(c, l, w->tensor);
+	if (vec != NULL)
+		return keep_f32(c, vec, w, err);
+	mat = matrix_of(c, l, w, r);
+	return mat != NULL ? keep_matrix(c, mat, w, err) :
+	    fail(err, -EINVAL, "unknown tensor %d", (int)w->tensor);
 }
 
 /* --- ready ------------------------------------------------------------- */
