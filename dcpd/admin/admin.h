@@ -24,8 +24,9 @@ enum dcpd_state {
 
 /*
  * How far the daemon is. Main writes, the admin thread reads; both under the
- * lock. Only `check` holds it while a step runs, and gives up after 10 s. sched and ipc are set while they
- * may be called, and cleared before they are stopped.
+ * lock. Only slow commands hold it while a step runs, for 10 s at most. sched
+ * and ipc are set while they may be called, and cleared before they are
+ * stopped.
  */
 struct dcpd_run {
 	pthread_rwlock_t lock;

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Every page of doc/ is in the index, and every link leads to a file.
+# Every page of doc/ is in the index, every link leads to a file, and every
+# test that doc/cases.md names is there.
 set -eu
 . "${srcdir:-.}/tests/integration/lib.sh"
 
@@ -18,4 +19,16 @@ for page in "$srcdir"/*.md "$srcdir"/doc/*.md; do
 		[ -e "$dir/$link" ] || fail "$page: no $link"
 	done <"$work/links"
 done
-echo ok
+find "$srcdir/tests" \( -name '*.c' -o -name '*.py' -o -name '*.sh' \) \
+    -exec cat {} + >"$work/tests"
+n=0
+for name in $(grep -o '`[a-z0-9_]*`' "$srcdir/doc/cases.md" | tr -d '`'); do
+	case $name in
+	index_topk) continue ;;
+	esac
+	grep -q "\b\(test_\)\?$name\b" "$work/tests" ||
+	    fail "doc/cases.md: no test $name"
+	n=$((n + 1))
+done
+[ $n -gt 60 ] || fail "only $n tests are named in doc/cases.md"
+echo "ok, $n tests named"

@@ -60,7 +60,7 @@ class Cache(unittest.TestCase):
                              (s["pages_used"], s["pages_cached"]))
         return s
 
-    # CASES 19: a hit is a multiple of 64 whatever D is; after eviction, too
+    # A hit is a multiple of 64 whatever D is; after eviction, too.
     def test_cold_warm_dropped_and_evicted_give_one_answer(self):
         n = {e["name"]: whole(len(e["ids"])) for e in self.ref.values()}
         for layout in LAYOUTS:
@@ -109,7 +109,7 @@ class Cache(unittest.TestCase):
                 self.assertEqual(cold.usage["cached_tokens"], 0)
                 self.assertEqual(warm.tokens, cold.tokens)
 
-    # CASES 25
+    # Two conversations that both fit do not push each other out.
     def test_alternating_sessions_keep_their_hits(self):
         for layout in LAYOUTS:
             with self.subTest(layout), daemon(layout, 34) as d, \
@@ -120,7 +120,7 @@ class Cache(unittest.TestCase):
                                  whole(len(self.ref[name]["ids"])))
                 self.assertEqual(self.counter(d, "evictions"), 0)
 
-    # CASES 22
+    # What was computed before an abort is there when the prompt comes again.
     def test_aborted_and_sent_again(self):
         e = self.ref["recall64-0"]
         for layout in LAYOUTS:

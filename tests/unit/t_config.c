@@ -145,7 +145,7 @@ START_TEST(both_spellings_of_rope)
 }
 END_TEST
 
-/* MODEL: indexer_types, else the pattern, else freq and offset. */
+/* doc/model.md 1.5: indexer_types, the pattern, or freq and offset. */
 START_TEST(index_sharing)
 {
 	static const struct {
