@@ -8,6 +8,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -186,6 +187,22 @@ raise_fd_limit(void)
 	}
 }
 
+/*
+ * Started with 0, 1 or 2 closed, a socket would get that number, and the log
+ * would go to whoever is at its other end.
+ */
+static void
+fill_standard_fds(void)
+{
+	int fd;
+
+	do
+		fd = open("/dev/null", O_RDWR);
+	while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd >= 0)
+		close(fd);
+}
+
 static int
 run(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -223,6 +240,7 @@ main(int argc, char **argv)
 	struct dcpd_err err = { 0 };
 	int code = EXIT_SUCCESS;
 
+	fill_standard_fds();
 	if (dcpd_options_parse(argc, argv, &d.opt, &err) != 0) {
 		dcpd_log(LOG_ERR, "%s", err.text);
 		return DCPD_EXIT_CONFIG;

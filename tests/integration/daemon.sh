@@ -161,6 +161,21 @@ PY
 ctl status -j >/dev/null || fail "status when descriptors are free again"
 stop 0
 
+# Started with standard descriptors closed, it has none of its own there.
+"$DCPD" --engine null --socket "$sock" <&- >&- 2>&- &
+daemon=$!
+n=0
+until ctl status -j >/dev/null 2>&1; do
+	n=$((n + 1))
+	[ $n -lt 100 ] || fail "not ready with closed descriptors"
+	sleep 0.1
+done
+for i in 0 1 2; do
+	[ "$(readlink "/proc/$daemon/fd/$i")" = /dev/null ] ||
+	    fail "descriptor $i is $(readlink "/proc/$daemon/fd/$i")"
+done
+stop 0
+
 # An engine that fails ends its requests with an error, and the process with 1.
 start --engine null --null-fail-after 20
 ctl generate --tokens 1 --max-tokens 1000 -j >"$work/o" 2>"$work/err" &&
