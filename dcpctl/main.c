@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,11 +168,29 @@ parse_before(int n, char **argv)
 	return rc > 0 ? rc : 0;
 }
 
+/*
+ * Closed ones are filled, or the connection to the daemon would be what is
+ * printed to. For reading, so that printing still fails.
+ */
+static void
+fill_standard_fds(void)
+{
+	int fd;
+
+	do
+		fd = open("/dev/null", O_RDONLY);
+	while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd >= 0)
+		close(fd);
+}
+
 int
 main(int argc, char **argv)
 {
 	const struct command *c;
 	int at = find_command(argc, argv), rc;
+
+	fill_standard_fds();
 
 	if (at == 0) {
 		if (argc > 1 && (strcmp(argv[1], "--version") == 0 ||

@@ -162,7 +162,7 @@ ctl status -j >/dev/null || fail "status when descriptors are free again"
 stop 0
 
 # Started with standard descriptors closed, it has none of its own there.
-"$DCPD" --engine null --socket "$sock" <&- >&- 2>&- &
+"$DCPD" --engine null --null-step-us 300 --socket "$sock" <&- >&- 2>&- &
 daemon=$!
 n=0
 until ctl status -j >/dev/null 2>&1; do
@@ -174,6 +174,17 @@ for i in 0 1 2; do
 	[ "$(readlink "/proc/$daemon/fd/$i")" = /dev/null ] ||
 	    fail "descriptor $i is $(readlink "/proc/$daemon/fd/$i")"
 done
+# Nor has dcpctl, and it says by its exit code that it could not print.
+"$DCPCTL" --socket "$sock" generate --tokens 1 --max-tokens 10000 \
+    <&- >&- 2>&- &
+client=$!
+until_request
+for i in 0 1 2; do
+	[ "$(readlink "/proc/$client/fd/$i")" = /dev/null ] ||
+	    fail "dcpctl's descriptor $i is $(readlink "/proc/$client/fd/$i")"
+done
+rc=0; wait $client || rc=$?
+[ $rc = 1 ] || fail "dcpctl with nowhere to print ends with $rc, want 1"
 stop 0
 
 # An engine that fails ends its requests with an error, and the process with 1.
