@@ -301,7 +301,7 @@ by_value(const void *a, const void *b)
 }
 
 struct rate {
-	unsigned tokens, events;	/* events: fewer, if tokens had to wait */
+	unsigned tokens, events;	/* fewer, if tokens had to wait */
 	double per_s;			/* tokens */
 };
 

@@ -1,3 +1,4 @@
+/* The one command that dcpctl shares with tests/bench. */
 #ifndef DCPCTL_BENCH_IPC_H
 #define DCPCTL_BENCH_IPC_H
 

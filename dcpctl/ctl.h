@@ -36,7 +36,7 @@ struct ctl_opt {		/* ends with name = NULL */
 	const char *name;
 	char letter;		/* 0: none */
 	enum ctl_type type;
-	void *p;		/* bool, const char *, number, struct ctl_list */
+	void *p;		/* bool, char *, number, ctl_list */
 	const char *arg, *help;
 	bool *given;		/* or NULL */
 };
@@ -140,7 +140,7 @@ typedef void ctl_event_fn(void *arg, const struct dcp_event *);
 int ctl_run(struct dcp *, const struct dcp_request *, ctl_event_fn *,
     void *arg);
 
-/* --- commands: argv[0] is the command's name ------------------------------- */
+/* --- commands: argv[0] is the command's name ---------------------------- */
 
 int ctl_status(int argc, char **argv);
 int ctl_requests(int argc, char **argv);

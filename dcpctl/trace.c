@@ -31,7 +31,7 @@ struct replay {
 	struct trace trace;
 	struct trace_text text;
 	bool feedback;
-	char options[80];		/* of every request: a salt of this run */
+	char options[80];		/* of every request: this run's salt */
 	struct dcp *dcp;
 	struct trace_pages pages;	/* what was sent and answered so far */
 	struct slot *slot;		/* [run.concurrency] */

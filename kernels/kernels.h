@@ -39,13 +39,12 @@ enum dcpk_kv {
 };
 
 /*
- * Shape of a model; names as in doc/model.md 2 (HF config key in
- * the comment).
+ * Shape of a model; names as in doc/model.md 2 (HF config key in the comment).
  * Filled by dcpd/model/config.c.
  */
 struct dcpk_model {
 	uint32_t layers;		/* num_hidden_layers, without MTP */
-	uint32_t mtp_layers;		/* num_nextn_predict_layers kept: 0, 1 */
+	uint32_t mtp_layers;		/* num_nextn_predict_layers: 0, 1 */
 	uint32_t hidden, vocab, heads;
 	uint32_t nope, rope, vdim;	/* qk_nope/qk_rope/v_head_dim */
 	uint32_t q_lora, kv_lora;
@@ -55,7 +54,7 @@ struct dcpk_model {
 	uint32_t idx_heads, idx_dim, topk;
 	uint32_t max_pos;
 	bool norm_topk, idx_interleave;	/* indexer RoPE: GLM true, V3.2 false */
-	bool act_ue8m0;			/* FP8 activation scales are powers of two */
+	bool act_ue8m0;			/* FP8 activation scales: 2^n */
 	bool idx_hadamard;		/* rotate index q, k before fp8 */
 	float routed_scale, eps, latent_eps;
 	float attn_scale;		/* (nope+rope)^-.5, times mscale^2 */
@@ -99,7 +98,7 @@ enum dcpk_tensor {
 
 enum dcpk_wfmt {
 	DCPK_W_F32, DCPK_W_BF16,
-	DCPK_W_FP8_BLOCK,	/* e4m3 [N][K]; scale f32 per block_n x block_k */
+	DCPK_W_FP8_BLOCK,	/* e4m3 [N][K]; f32 per block_n x block_k */
 	DCPK_W_FP8_CHANNEL,	/* e4m3 [N][K]; scale [N] or [1] (block_n 0) */
 	DCPK_W_INT4_PAIR,	/* W4AFP8: i8 [N][K/2], low nibble = even k,
 				   two's complement; scale [N][K/block_k] */
@@ -120,14 +119,14 @@ struct dcpk_weight {
 	enum dcpk_wfmt fmt;
 	uint32_t n, k;			/* whole tensor; a vector has n = 1 */
 	uint32_t n0, n1, k0, k1;	/* slice */
-	const void *data;		/* row-major, no padding, maybe unaligned */
+	const void *data;		/* row-major, packed, any alignment */
 	const void *scale;		/* NULL if the format has none */
 	bool scale_bf16;		/* else f32 */
 	uint32_t block_n, block_k;
 	const int32_t *zero_point;	/* INT4_WORD asymmetric: packed along n,
 					   i32 [N/8][K/block_k]; or NULL */
-	const int32_t *g_idx;		/* INT4_WORD: group of column k, or NULL */
-	float act_scale;		/* W4AFP8 input_scale (layer's max), else 0 */
+	const int32_t *g_idx;		/* INT4_WORD: column's group, or NULL */
+	float act_scale;		/* W4AFP8: the layer's max, else 0 */
 };
 
 /* --- plan: plain data, no pointers, offsets from its first byte -------- */
@@ -147,15 +146,15 @@ struct dcpk_row {		/* one query row */
 
 struct dcpk_req {
 	uint32_t row0, rows;	/* its rows are neighbours, positions ascending;
-				   several rows are legal in a decode pass too */
+				   in a decode pass there may be several */
 	uint32_t page0, pages;	/* its part of the page table */
-	uint32_t prefix;	/* tokens cached before row0; row0.pos == prefix */
+	uint32_t prefix;	/* tokens cached before row0, its pos */
 	uint32_t pad[3];
 };
 
 enum {
 	DCPK_S_GREEDY = 1,	/* arg max, lowest id on ties; rest unused */
-	DCPK_S_SCORE = 2,	/* do not sample: token = .given; logprob of it */
+	DCPK_S_SCORE = 2,	/* no sampling: the logprob of .given */
 	DCPK_S_MASK = 4,	/* only ids whose bit is set in mask words */
 };
 
@@ -223,7 +222,7 @@ enum {
 	DCPK_QUANT_ACT = 1,	/* CPU: quantise activations of FP8 and W4AFP8
 				   products as the GPU will */
 	DCPK_KEEP_SELECT = 2,	/* keep selections for peek (tests) */
-	DCPK_GUARD = 4,		/* guard bytes round pools, checked by check() */
+	DCPK_GUARD = 4,		/* guard bytes round pools, see check() */
 };
 
 struct dcpk_setup {
@@ -264,8 +263,8 @@ struct dcpk_speed {
 
 enum dcpk_peek {
 	DCPK_PEEK_LOGITS,	/* f32 [n_samples][vocab] of the last step */
-	DCPK_PEEK_SELECT,	/* u32 positions of `row`, ascending, of the last
-				   step and `layer` (DCPK_KEEP_SELECT) */
+	DCPK_PEEK_SELECT,	/* u32 positions of `row`, ascending, of the
+				   last step and `layer` (DCPK_KEEP_SELECT) */
 	DCPK_PEEK_POOL_ROW,	/* bytes of pool row `row` of `rank`, `layer` */
 	DCPK_PEEK_INDEX_ROW,	/* index key bytes, then its f32 scale if fp8 */
 	DCPK_PEEK_GATHERED_ROW,	/* bytes of position `row` in the last gather

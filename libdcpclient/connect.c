@@ -298,7 +298,7 @@ destroy(struct dcp *d)
 	if (d->bell >= 0)
 		close(d->bell);
 	close(d->sock);
-	if (!child) {		/* another thread may hold them there for ever */
+	if (!child) {		/* there a lost thread may hold them */
 		pthread_cond_destroy(&d->rx_cond);
 		pthread_mutex_destroy(&d->ids_lock);
 		pthread_mutex_destroy(&d->rx);

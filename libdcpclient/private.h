@@ -60,7 +60,7 @@ struct dcp {
 
 	pthread_mutex_t tx;
 	uint32_t sq_tail;		/* ours; shared word follows it */
-	uint32_t sq_done;		/* entries whose blocks are free again */
+	uint32_t sq_done;		/* entries whose blocks are free */
 	uint32_t sq_rung;		/* last sq_bell answered */
 	uint32_t next_req, next_info;
 	uint64_t a_head, a_tail;	/* arena in use, free-running */

@@ -36,11 +36,11 @@
 	X(pages_total,        G, "pages of the pool, without the sink page") \
 	X(pages_free,         G, "pages free") \
 	X(pages_used,         G, "pages held by requests") \
-	X(pages_cached,       G, "pages of the prefix cache that nobody holds") \
+	X(pages_cached,       G, "pages of the prefix cache in no use") \
 	X(prefix_lookup_tokens, C, "prompt tokens looked up in the cache") \
 	X(prefix_hit_tokens,  C, "prompt tokens found there") \
 	X(evictions,          C, "cached pages given up for others") \
-	X(queue_bytes,        G, "bytes of requests and answers held for clients")
+	X(queue_bytes,        G, "bytes of requests and answers held")
 
 enum dcpd_counter {
 #define X(n, k, h) DCPD_CNT_##n,

@@ -64,7 +64,8 @@ dcpd_log(int prio, const char *fmt, ...)
 
 	if (prio > atomic_load(&log_max))
 		return;
-	if (getenv("JOURNAL_STREAM") != NULL || getenv("NOTIFY_SOCKET") != NULL) {
+	if (getenv("JOURNAL_STREAM") != NULL ||
+	    getenv("NOTIFY_SOCKET") != NULL) {
 		n = (size_t)snprintf(line, sizeof line, "<%d>", prio);
 	} else {
 		struct timespec ts;
@@ -154,7 +155,8 @@ dcpd_read_file(const char *path, size_t max, char **out, size_t *len,
 		if (r <= 0) {
 			rc = r < 0 ? -errno : -EIO;
 			dcpd_fail(err, rc, "%s: read failed at byte %zu: %s",
-			    path, n, r < 0 ? strerror(errno) : "file cut short");
+			    path, n, r < 0 ? strerror(errno) :
+			    "file cut short");
 			goto out;
 		}
 		n += (size_t)r;

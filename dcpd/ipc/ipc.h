@@ -28,7 +28,7 @@ struct dcpd_submit {
 	uint32_t input, flags;		/* DCP_INPUT_*, DCP_* flags */
 	char *data;			/* text or JSON, NUL after it; ids */
 	size_t len;			/* bytes */
-	struct dcp_request p;		/* scalars only; its pointers are NULL */
+	struct dcp_request p;		/* scalars; its pointers are NULL */
 	char **stop;
 	uint32_t *stop_ids;
 	struct dcp_logit_bias *bias;	/* counts are p.n_* */
@@ -76,7 +76,8 @@ void dcpd_ipc_stop(struct dcpd_ipc *);	/* every live request gets -ESHUTDOWN */
  * event too large for the ring goes out as several DELTAs and the event; while
  * the reader is slow, DELTAs of one channel may be joined into one.
  */
-int dcpd_ipc_emit(struct dcpd_client *, uint64_t id, const struct dcp_event *ev);
+int dcpd_ipc_emit(struct dcpd_client *, uint64_t id,
+    const struct dcp_event *ev);
 
 /*
  * Reserve what max_tokens answers may need, at admission, once per request.
@@ -91,7 +92,7 @@ void dcpd_client_unref(struct dcpd_client *);
 uint64_t dcpd_client_id(const struct dcpd_client *);
 pid_t dcpd_client_pid(const struct dcpd_client *);
 
-/* JSON array for `dcpctl clients`: id, pid, uid, requests, queued bytes, age. */
+/* JSON for `dcpctl clients`: id, pid, uid, requests, queued bytes, age. */
 char *dcpd_ipc_clients_json(struct dcpd_ipc *);
 
 #endif

@@ -73,7 +73,7 @@ struct live {				/* a request without its final event */
 	struct live *next;
 	uint64_t id, user_data;
 	uint64_t reserved;		/* bytes still to draw on */
-	uint64_t echo_bytes;		/* what DCP_ECHO adds to a reservation */
+	uint64_t echo_bytes;		/* a reservation's for DCP_ECHO */
 	struct outrec *last;		/* queued, and may take more tokens */
 	uint32_t seq;
 	bool logprobs;
@@ -124,7 +124,7 @@ struct dcpd_client {
 	pthread_mutex_t lock;
 	int sock;
 	bool gone;			/* mappings are no more */
-	const char *fault;		/* it broke the protocol: to be dropped */
+	const char *fault;		/* for which it will be dropped */
 	struct live *live[LIVE_BUCKETS];
 	uint32_t n_live;
 	uint8_t *cli, *srv;

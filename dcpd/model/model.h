@@ -23,7 +23,7 @@ struct dcpd_model_config {
 	char quant_method[32];
 	uint32_t block_n, block_k;
 	bool ue8m0;
-	void *priv;			/* compressed-tensors groups and ignores */
+	void *priv;			/* of compressed-tensors: see quant.c */
 };
 
 /*

@@ -75,7 +75,8 @@ dcpd_tensor_name(char *buf, size_t cap, const struct dcpk_model *m,
 		    layer, t == DCPK_T_E_DOWN ? "down_proj" : "gate_up_proj");
 	if (table[t].where == EXPERT)
 		return snprintf(buf, cap,
-		    "model.layers.%u.mlp.experts.%u.%s.%s", layer, expert, table[t].name, leaf);
+		    "model.layers.%u.mlp.experts.%u.%s.%s", layer, expert,
+		    table[t].name, leaf);
 	return snprintf(buf, cap, "model.layers.%u.%s.%s", layer,
 	    table[t].name, leaf);
 }

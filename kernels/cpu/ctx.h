@@ -92,7 +92,7 @@ struct dcpk_ctx {
 	float *o, *ov;			/* [H][c], [H][v] */
 	float *cos, *sin;		/* [rope/2] */
 	float *act, *sact;		/* FFN: [inter], shared [moe*shared] */
-	float *eact, *ey, *ex;		/* [M*K] slots: [moe], [hidden], [hidden] */
+	float *eact, *ey, *ex;		/* [M*K]: [moe], [hidden], [hidden] */
 	float *ys;			/* [hidden] */
 	uint32_t *eid;			/* [K] */
 	float *ew;			/* [K] */
@@ -108,7 +108,7 @@ struct dcpk_ctx {
 	float *hs, *logits;		/* [cap_samples] x [hidden], [V] */
 	uint32_t cap_samples;
 	struct dcpc_thread *thread;
-	struct dcpc_prod *prods;	/* [experts+1][W]: one phase of experts */
+	struct dcpc_prod *prods;	/* [experts+1][W]: a phase of experts */
 	struct dcpc_part *parts;	/* the same */
 
 	/* DCPK_KEEP_SELECT */
@@ -159,7 +159,7 @@ struct dcpc_prod {
 	size_t ldy;
 	uint32_t m;
 	bool add;
-	const struct dcpc_w *up;	/* gate and up: y = silu(x w) * (x up) */
+	const struct dcpc_w *up;	/* then y = silu(x w) * (x up) */
 };
 #define DCPC_MAX_PROD 1024u
 /* Run products that do not depend on each other as one phase. */

@@ -35,7 +35,7 @@ struct dcpc_keys {		/* index keys */
 /* Chosen once at start: "avx512", "avx2", "portable". */
 struct dcpc_prims {
 	const char *isa;
-	/* y[i*ldy + j] (+)= sum_k x[i*ldx + k] * w[j][k]; i < m, n0 <= j < n1 */
+	/* y[i*ldy + j] (+)= sum_k x[i*ldx + k] w[j][k]; i < m, n0 <= j < n1 */
 	void (*gemm)(float *y, size_t ldy, const float *x, size_t ldx,
 	    uint32_t m, const struct dcpc_mat *w, uint32_t n0, uint32_t n1,
 	    bool add);

@@ -199,8 +199,8 @@ main(int argc, char **argv)
 	bw[0] = bandwidth((unsigned)threads, BUF);
 	bw[1] = bandwidth((unsigned)threads, (size_t)((w + c) /
 	    (double)threads) & ~(size_t)63);
-	printf("step of %.0f streams at context %.0f: weights %.2f MB, rows and "
-	    "index keys %.2f MB\n", n, L, w / 1e6, c / 1e6);
+	printf("step of %.0f streams at context %.0f: weights %.2f MB, rows "
+	    "and index keys %.2f MB\n", n, L, w / 1e6, c / 1e6);
 	for (int i = 0; i < 2; i++) {
 		ms[i] = (w + c) / bw[i] * 1e3;
 		printf("%s: %.1f GB/s with %ld threads, floor %.3f ms",

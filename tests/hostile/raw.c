@@ -1,3 +1,4 @@
+/* A client without the library: it sends and writes whatever it likes. */
 #include "config.h"
 
 #include <errno.h>

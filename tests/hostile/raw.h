@@ -34,7 +34,7 @@ struct dcpr_request *raw_request(struct raw *, uint32_t off, uint32_t token);
 /* Its bytes. */
 #define RAW_REQUEST_LEN (sizeof(struct dcpr_request) + 8)
 void raw_entry(struct raw *, struct dcpr_sqe);	/* at sq_tail; not published */
-void raw_submit(struct raw *, uint32_t off, uint32_t len);	/* and published */
+void raw_submit(struct raw *, uint32_t off, uint32_t len);	/* publishes */
 void raw_publish(struct raw *, uint32_t tail);	/* store sq_tail, ring */
 
 /* True when the daemon shut the connection within ms. */

@@ -1,3 +1,7 @@
+/*
+ * Watches a daemon's descriptors and mappings, and another client's progress,
+ * while something else is done to it. See ring_probe.h.
+ */
 #include "config.h"
 
 #include <dirent.h>

@@ -1,3 +1,4 @@
+/* The counting daemon of the ring's tests; see ring_server.h. */
 #include "config.h"
 
 #include <errno.h>

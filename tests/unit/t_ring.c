@@ -494,7 +494,7 @@ START_TEST(server_info_arrives_among_events)
 	submit(1, 1000);
 	usleep(20000);
 	ck_assert_int_eq(dcp_server_info(d, &json), 0);
-	ck_assert_uint_eq(strlen(json), 5000012);	/* in pieces, rejoined */
+	ck_assert_uint_eq(strlen(json), 5000012);	/* rejoined */
 	free(json);
 	while (n < 1001) {	/* events queued on the way are not lost */
 		ck_assert_int_eq(poll(&p, 1, TIMEOUT), 1);
