@@ -9,28 +9,15 @@
 #include "config.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "kernels/cpu/ctx.h"
+#include "kernels/cpu/fail.h"
 
 enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
-
-static int
-fail(struct dcpk_err *err, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	if (err != NULL)
-		vsnprintf(err->text, sizeof err->text, fmt, ap);
-	va_end(ap);
-	return code;
-}
 
 /* --- sizes ------------------------------------------------------------- */
 

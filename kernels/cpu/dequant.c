@@ -4,27 +4,10 @@
  * words). Any thread. Checkpoint data may be unaligned, so it is copied out.
  */
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
+#include "kernels/cpu/fail.h"
 #include "kernels/cpu/prim.h"
-
-static int fail(struct dcpk_err *err, const char *fmt, ...)
-	__attribute__((format(printf, 2, 3)));
-
-static int
-fail(struct dcpk_err *err, const char *fmt, ...)
-{
-	va_list ap;
-
-	if (err != NULL) {
-		va_start(ap, fmt);
-		vsnprintf(err->text, sizeof(err->text), fmt, ap);
-		va_end(ap);
-	}
-	return -EINVAL;
-}
 
 static uint32_t
 load_u32(const void *base, size_t i)
@@ -160,8 +143,8 @@ check_groups(const struct dcpk_weight *w, struct dcpk_err *err)
 	for (k = w->k0; w->g_idx != NULL && k < w->k1; k++) {
 		g = load_u32(w->g_idx, k);
 		if (g >= groups(w))
-			return fail(err, "g_idx of column %u is %d, but there "
-			    "are %u scale groups", k, (int)g, groups(w));
+			return fail(err, -EINVAL, "g_idx of column %u is %d, "
+			    "but there are %u scale groups", k, (int)g, groups(w));
 	}
 	return 0;
 }
@@ -172,33 +155,33 @@ check(const struct dcpk_weight *w, struct dcpk_err *err)
 	const bool plain = w->fmt == DCPK_W_F32 || w->fmt == DCPK_W_BF16;
 
 	if (w->n0 > w->n1 || w->n1 > w->n || w->k0 > w->k1 || w->k1 > w->k)
-		return fail(err, "rows %u..%u, columns %u..%u are not within "
-		    "%u x %u", w->n0, w->n1, w->k0, w->k1, w->n, w->k);
+		return fail(err, -EINVAL, "rows %u..%u, columns %u..%u are not "
+		    "within %u x %u", w->n0, w->n1, w->k0, w->k1, w->n, w->k);
 	if (w->data == NULL || (!plain && w->scale == NULL))
-		return fail(err, "the weight has no %s",
+		return fail(err, -EINVAL, "the weight has no %s",
 		    w->data == NULL ? "data" : "scale");
 	if ((w->zero_point != NULL || w->g_idx != NULL) &&
 	    w->fmt != DCPK_W_INT4_WORD)
-		return fail(err, "zero points and g_idx belong to packed int4 "
-		    "words only");
+		return fail(err, -EINVAL, "zero points and g_idx belong to "
+		    "packed int4 words only");
 	switch (w->fmt) {
 	case DCPK_W_F32:
 	case DCPK_W_BF16:
 		return 0;
 	case DCPK_W_FP8_BLOCK:
-		return w->block_n > 0 && w->block_k > 0 ? 0 : fail(err,
+		return w->block_n > 0 && w->block_k > 0 ? 0 : fail(err, -EINVAL,
 		    "an fp8 block of %u x %u", w->block_n, w->block_k);
 	case DCPK_W_FP8_CHANNEL:
-		return w->block_n <= 1 ? 0 : fail(err, "one fp8 scale for "
-		    "%u rows; must be 1 (each its own) or 0 (one for all)",
+		return w->block_n <= 1 ? 0 : fail(err, -EINVAL, "one fp8 "
+		    "scale for %u rows; must be 1 (each its own) or 0 (one for all)",
 		    w->block_n);
 	case DCPK_W_INT4_PAIR:
-		return w->k % 2 == 0 ? 0 : fail(err, "int4 pairs along an odd "
-		    "number of columns, %u", w->k);
+		return w->k % 2 == 0 ? 0 : fail(err, -EINVAL, "int4 pairs "
+		    "along an odd number of columns, %u", w->k);
 	case DCPK_W_INT4_WORD:
 		return check_groups(w, err);
 	}
-	return fail(err, "unknown weight format %d", (int)w->fmt);
+	return fail(err, -EINVAL, "unknown weight format %d", (int)w->fmt);
 }
 
 int

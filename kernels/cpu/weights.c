@@ -7,24 +7,11 @@
 #include "config.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/ctx.h"
-
-static int
-fail(struct dcpk_err *err, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	if (err != NULL)
-		vsnprintf(err->text, sizeof err->text, fmt, ap);
-	va_end(ap);
-	return code;
-}
+#include "kernels/cpu/fail.h"
 
 static struct dcpc_w *
 many(uint32_t n)

@@ -9,17 +9,8 @@
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
-
-static uint64_t rng = 77777;
-
-static uint32_t
-rnd(uint32_t n)
-{
-	rng ^= rng << 13;
-	rng ^= rng >> 7;
-	rng ^= rng << 17;
-	return (uint32_t)(rng >> 32) % n;
-}
+#define RND_SEED 77777
+#include "tests/unit/rnd.h"
 
 /* Random bytes at an odd address, as in a checkpoint file. */
 static void *

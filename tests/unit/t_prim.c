@@ -9,27 +9,11 @@
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
+#define RND_SEED 88172645463325252ull
+#include "tests/unit/rnd.h"
 
 static const struct dcpc_prims *isas[3];
 static int n_isas;
-static uint64_t rng = 88172645463325252ull;
-
-static uint32_t
-rnd(uint32_t n)
-{
-	rng ^= rng << 13;
-	rng ^= rng >> 7;
-	rng ^= rng << 17;
-	return (uint32_t)(rng >> 32) % n;
-}
-
-/* Uniform in -1..1. */
-static float
-rndf(void)
-{
-	return (float)rnd(1u << 24) / (float)(1u << 23) - 1;
-}
-
 static float *
 random_floats(size_t n)
 {

@@ -9,23 +9,8 @@
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
-
-static uint64_t rng = 424242;
-
-static uint32_t
-rnd(uint32_t n)
-{
-	rng ^= rng << 13;
-	rng ^= rng >> 7;
-	rng ^= rng << 17;
-	return (uint32_t)(rng >> 32) % n;
-}
-
-static float
-rndf(void)
-{
-	return (float)rnd(1u << 24) / (float)(1u << 23) - 1;
-}
+#define RND_SEED 424242
+#include "tests/unit/rnd.h"
 
 static float
 from_bits(uint32_t u)

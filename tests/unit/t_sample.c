@@ -8,27 +8,13 @@
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
+#define RND_SEED 31337
+#include "tests/unit/rnd.h"
 
 #define V 50u
 #define DRAWS 20000u
 
-static uint64_t rng = 31337;
 static uint8_t ws[V * 8] __attribute__((aligned(8)));
-
-static uint32_t
-rnd(uint32_t n)
-{
-	rng ^= rng << 13;
-	rng ^= rng >> 7;
-	rng ^= rng << 17;
-	return (uint32_t)(rng >> 32) % n;
-}
-
-static float
-rndf(void)
-{
-	return (float)rnd(1u << 24) / (float)(1u << 23) - 1;
-}
 
 static struct dcpk_sample
 plain(void)

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
+#define RND_SEED 1234567
+#include "tests/unit/rnd.h"
 
 #define MAX_L 4097u
 #define CASES 10080
@@ -17,17 +19,6 @@ struct cand {
 	float score;
 	uint32_t pos;
 };
-
-static uint64_t rng = 1234567;
-
-static uint32_t
-rnd(uint32_t n)
-{
-	rng ^= rng << 13;
-	rng ^= rng >> 7;
-	rng ^= rng << 17;
-	return (uint32_t)(rng >> 32) % n;
-}
 
 static float
 gauss(void)
