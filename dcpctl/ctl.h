@@ -154,6 +154,7 @@ int ctl_config(int argc, char **argv);
 int ctl_generate(int argc, char **argv);
 int ctl_chat(int argc, char **argv);
 int ctl_bench(int argc, char **argv);
+int ctl_top(int argc, char **argv);
 int ctl_plan(int argc, char **argv);
 int ctl_version(int argc, char **argv);
 int ctl_help(int argc, char **argv);

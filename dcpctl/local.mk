@@ -2,7 +2,7 @@
 bin_PROGRAMS += dcpctl/dcpctl
 dcpctl_dcpctl_SOURCES = dcpctl/admin.c dcpctl/bench.c dcpctl/bench_ipc.c \
 	dcpctl/bench_ipc.h dcpctl/measure.c dcpctl/measure.h \
-	dcpctl/trace.c dcpctl/trace.h dcpctl/trace_file.c \
+	dcpctl/top.c dcpctl/trace.c dcpctl/trace.h dcpctl/trace_file.c \
 	dcpctl/trace_report.c dcpctl/trace_tokens.c \
 	dcpctl/chat.c dcpctl/ctl.h dcpctl/generate.c dcpctl/main.c \
 	dcpctl/options.c dcpctl/request.c
@@ -15,5 +15,5 @@ TESTS += tests/unit/t_trace
 tests_unit_t_trace_SOURCES = tests/unit/t_trace.c dcpctl/trace.h \
 	dcpctl/trace_file.c dcpctl/trace_tokens.c
 tests_unit_t_trace_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
-TESTS += tests/integration/test_trace.py
-EXTRA_DIST += tests/integration/test_trace.py
+TESTS += tests/integration/test_trace.py tests/integration/test_top.py
+EXTRA_DIST += tests/integration/test_trace.py tests/integration/test_top.py

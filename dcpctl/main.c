@@ -20,6 +20,7 @@ static const struct command {
 	{ "status", "state, counters, occupancy per rank", ctl_status },
 	{ "requests", "requests waiting and running", ctl_requests },
 	{ "clients", "connected clients", ctl_clients },
+	{ "top", "watch ranks, requests and rates", ctl_top },
 	{ "generate", "continue a text or token ids", ctl_generate },
 	{ "chat", "ask a question, or talk", ctl_chat },
 	{ "cancel", "end a request", ctl_cancel },

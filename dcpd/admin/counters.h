@@ -23,6 +23,10 @@
 	X(requests_running,   G, "requests in prefill or decode") \
 	X(prompt_tokens,      C, "prompt tokens prefilled") \
 	X(output_tokens,      C, "tokens generated") \
+	X(first_tokens,       C, "requests that got a token") \
+	X(ttft_ns,            C, "from submission to first token, ns") \
+	X(later_tokens,       C, "tokens that came after a request's first") \
+	X(itl_ns,             C, "waited for them by their streams, ns") \
 	X(steps,              C, "steps run") \
 	X(decode_steps,       C, "decode passes run") \
 	X(prefill_passes,     C, "prefill passes run") \

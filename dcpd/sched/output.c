@@ -234,13 +234,23 @@ broken(struct req *r, int rc)
 	close_early(r, CTL_CANCEL);
 }
 
+/* Tokens went out; `before` had gone earlier. */
 static void
-count(struct dcpd_sched *s, uint32_t tokens)
+count(struct req *r, uint32_t before)
 {
-	uint64_t sec = dcpd_now_ns() / 1000000000u;
-	uint32_t bin = sec % RATE_BINS;
+	struct dcpd_sched *s = r->s;
+	uint64_t now = dcpd_now_ns(), sec = now / 1000000000u;
+	uint32_t tokens = r->n_done - before, bin = sec % RATE_BINS;
 
 	DCPD_COUNT(output_tokens, tokens);
+	if (before == 0) {
+		DCPD_COUNT(first_tokens, 1);
+		DCPD_COUNT(ttft_ns, now - r->t_submit);
+	} else {
+		DCPD_COUNT(later_tokens, tokens);
+		DCPD_COUNT(itl_ns, now - r->t_token);
+	}
+	r->t_token = now;
 	pthread_mutex_lock(&s->lock);
 	if (s->rate_sec[bin] != sec) {
 		s->rate_sec[bin] = sec;
@@ -272,7 +282,7 @@ deliver(struct req *r, bool end)
 	r->channel = d.channel;
 	r->call = d.call;
 	if (r->n_done > before)
-		count(r->s, r->n_done - before);
+		count(r, before);
 	if (d.rc < 0)
 		close_early(r, CTL_GONE);
 	else if (rc == 1 && !r->closed)

@@ -138,6 +138,7 @@ struct req {
 	uint32_t finish;		/* with end: DCP_FINISH_* */
 	struct dcpd_err end_err;	/* with end: code 0, or an ERROR */
 	uint32_t n_done;		/* [text] output tokens delivered */
+	uint64_t t_token;		/* [text] ns, when the last were */
 	uint32_t channel0;		/* [const] where the answer begins */
 	uint32_t channel, call;		/* [text] of the last event */
 };

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""`dcpctl top` shows what the daemon says: frames are parsed and held against
+its status; on a terminal of some size a frame fits it, and the terminal is left
+as it was.
+"""
+import csv
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+srcdir = os.environ.get("srcdir", ".")
+sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
+from daemon import Daemon, binary  # noqa: E402
+
+TRACE = os.path.join(srcdir, "tests/data/trace/agents-16x12.jsonl")
+ENTER, LEAVE, HOME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H"
+
+
+def cells(parts, total, width):
+    """The bar that shows parts [(mark, n)] of a total."""
+    ends, at = [], 0
+    for mark, n in parts:
+        at += n
+        ends.append((at, mark))
+    return "".join(next((m for e, m in ends if (2 * i + 1) * total
+                         < 2 * width * e), ".") for i in range(width))
+
+
+def parse(text):
+    """A frame: its numbers by name, ranks, requests."""
+    f = dict(re.findall(r"(TTFT|ITL|decode|prefill) ([\d.]+|-) ms", text))
+    for n, name in re.findall(r"([\d.]+|-) (running|waiting|finished|cancelled"
+                              r"|failed|prefilled/s|generated/s|% of prompts"
+                              r"|pages evicted|preemptions)", text):
+        f[name] = n
+    f["ranks"] = re.findall(r"^ *(\d+) +(\d+) +(\d+) \[([#=.]+)\] +(\d+) +(\d+)"
+                            r" +(\d+)$", text, re.M)
+    f["requests"] = re.findall(r"^ *(\d+) (\w+) +\[([=#+.]+)\] +(\d+) +(\d+) "
+                               r"+(\d+) +(\d+) +([\d.]+)$", text, re.M)
+    return f
+
+
+def frames(text):
+    return [parse(t) for t in re.split(r"^(?=dcpd )", text, flags=re.M)[1:]]
+
+
+def shown(sum_, n):
+    """As top prints a mean."""
+    if n == 0:
+        return "-"
+    return f"{sum_ / n:.3g}" if sum_ / n < 100 else f"{sum_ / n:.0f}"
+
+
+def check_frame(f, ranks, pages):
+    assert [int(r[0]) for r in f["ranks"]] == list(range(ranks)), f["ranks"]
+    for rank, dcp, tokens, strip, used, cached, free in f["ranks"]:
+        used, cached, free = int(used), int(cached), int(free)
+        assert used + cached + free == pages, (used, cached, free)
+        want = cells([("#", used), ("=", cached)], pages, len(strip))
+        assert strip == want, (strip, want, used, cached)
+    for id_, state, strip, cached, done, made, left, age in f["requests"]:
+        cached, done, made, left = map(int, (cached, done, made, left))
+        assert state in ("text", "waiting", "prefill", "decode", "ending")
+        if state == "decode":
+            want = cells([("=", cached), ("#", done), ("+", made)],
+                         cached + done + made + left, len(strip))
+            assert strip == want, (strip, want)
+        if state == "prefill":
+            assert "+" not in strip and left > 0, strip
+
+
+def idle(d, pages):
+    """Nothing runs: every number is the status's own."""
+    f = frames(d.ctl("top").stdout)
+    c = d.ctl_json("status")["counters"]
+    assert len(f) == 1
+    f = f[0]
+    check_frame(f, 4, pages)
+    assert f["requests"] == [] and f["running"] == f["waiting"] == "0"
+    assert f["finished"] == str(c["requests_finished"])
+    assert f["pages evicted"] == str(c["evictions"])
+    assert f["TTFT"] == shown(c["ttft_ns"] * 1e-6, c["first_tokens"])
+    assert f["ITL"] == shown(c["itl_ns"] * 1e-6, c["later_tokens"])
+    assert f["decode"] == shown(c["decode_ns"] * 1e-6, c["decode_steps"])
+    assert f["% of prompts"] == shown(c["prefix_hit_tokens"] * 100,
+                                      c["prefix_lookup_tokens"])
+    assert {r[5] for r in f["ranks"]} == {str(c["pages_cached"])}
+    return c
+
+
+def clients_agree(d):
+    """The daemon's TTFT and ITL beside those that a client measures."""
+    a = idle(d, 300)
+    path = os.path.join(d.dir, "out.csv")
+    o = d.ctl_json("bench", "trace", TRACE, "-C", 2, "-T", 4, "--sessions", 6,
+                   "--csv", path)
+    with open(path, newline="") as f:
+        rows = list(csv.DictReader(f))
+    b = idle(d, 300)
+    grew = {k: b[k] - a[k] for k in b}
+    n, tokens = o["requests"], o["output_tokens"]
+    assert n == 24 and o["failures"] == 0
+    assert grew["first_tokens"] == n and grew["output_tokens"] == tokens
+    assert 0 < grew["later_tokens"] <= tokens - n
+    # A step takes 4 ms; the client's clock runs for longer.
+    mean = sum(float(r["ttft_ms"]) for r in rows) / n
+    ttft = grew["ttft_ns"] / n * 1e-6
+    assert 3.9 < ttft < mean, (ttft, mean)
+    # From the first token to the last: both may be seen late.
+    spans = sum(float(r["tpot_ms"] or 0) * (int(r["output_tokens"]) - 1)
+                for r in rows)
+    assert .8 < grew["itl_ns"] * 1e-6 / spans < 1.25, (grew, spans)
+
+
+def busy(d, load):
+    two = frames(d.ctl("top", "-n", 2, "-d", .5).stdout)
+    assert len(two) == 2
+    for f in two:
+        check_frame(f, 4, 300)
+    assert all(int(f["running"]) > 0 and f["requests"] for f in two)
+    f = two[1]
+    assert float(f["generated/s"]) > 0 and float(f["ITL"]) > 3.9, f
+    # Four streams, a token each in 4 ms at best; clocks are read late
+    assert float(f["generated/s"]) < 4 / .004 * 2, f
+    t = [json.loads(x) for x in split_objects(d.ctl("top", "-j", "-n", 2,
+                                                    "-d", .1).stdout)]
+    assert len(t) == 2 and len(t[0]["status"]["ranks"]) == 4
+    assert t[1]["status"]["counters"]["steps"] > \
+        t[0]["status"]["counters"]["steps"]
+    assert load.poll() is None, "the load ended too early to see it"
+
+
+def split_objects(text):
+    return [x + "}" for x in text.split("\n}\n")[:-1]]
+
+
+class Terminal:
+    """dcpctl top on a pseudo terminal."""
+
+    def __init__(self, d, rows, columns, *args):
+        self.fd, tty = pty.openpty()
+        fcntl.ioctl(tty, termios.TIOCSWINSZ,
+                    struct.pack("HHHH", rows, columns, 0, 0))
+        self.p = subprocess.Popen(
+            [binary("dcpctl"), "--socket", d.socket, "top", *map(str, args)],
+            stdin=tty, stdout=tty, stderr=tty)
+        os.close(tty)
+        self.text = ""
+
+    def read(self, until=None):
+        """What it printed, up to `until` or its end."""
+        deadline = time.monotonic() + 30
+        while until is None or until not in self.text:
+            assert time.monotonic() < deadline, self.text
+            try:
+                more = os.read(self.fd, 4096)
+            except OSError:
+                break
+            if not more:
+                break
+            self.text += more.decode()
+        return self.text
+
+    def end(self):
+        self.read()
+        os.close(self.fd)
+        return self.p.wait(10)
+
+
+def check_screen(text, rows, columns):
+    """Whole frames of a terminal's text; each fits and clears the rest."""
+    shown = [f[:f.index("\x1b[J")] for f in text.split(HOME)[1:]
+             if "\x1b[J" in f]
+    for f in shown:
+        lines = f.split("\r\n")
+        assert 3 < len(lines) <= rows, (len(lines), rows)
+        assert all(x.endswith("\x1b[K") for x in lines), f
+        assert all(len(x) - 3 <= columns for x in lines), f
+        assert lines[0].startswith("dcpd ")
+    return shown
+
+
+def terminal(d):
+    for rows, columns in (14, 80), (50, 120), (5, 30):
+        t = Terminal(d, rows, columns, "-n", 3, "-d", .05)
+        assert t.end() == 0
+        assert t.text.startswith(ENTER) and t.text.endswith(LEAVE), t.text
+        s = check_screen(t.text, rows, columns)
+        assert len(s) == 3
+        if rows == 14:
+            assert "and 3 ranks more" in s[0] and " request state" in s[0]
+        if rows == 50:
+            check_frame(parse(s[2].replace("\x1b[K", "").replace("\r", "")),
+                        4, 300)
+    t = Terminal(d, 24, 80, "-d", 30)
+    t.read("\x1b[J")
+    t.p.send_signal(signal.SIGINT)      # in the middle of a pause
+    assert t.end() == 0 and t.text.endswith(LEAVE)
+    for delay in "0", "nan", "x", "1e9":
+        r = d.ctl("top", "-d", delay)
+        assert r.returncode == 2 and "--delay" in r.stderr, r.stderr
+
+
+def main():
+    with Daemon("--engine", "null", "--null-pages", 300, "--null-step-us",
+                4000, "--tp", 4, "--dcp-size", 2,
+                "--chunked-prefill-size", 256) as d:
+        clients_agree(d)
+        load = subprocess.Popen(
+            [binary("dcpctl"), "--socket", d.socket, "bench", "trace", TRACE,
+             "-C", "4", "-T", "12", "--scale", "0.9"],
+            stdout=subprocess.DEVNULL)
+        try:
+            while not d.ctl_json("requests"):
+                time.sleep(.02)
+            busy(d, load)
+            terminal(d)
+        finally:
+            load.kill()
+            load.wait()
+        t = Terminal(d, 24, 80, "-d", .05)
+        t.read("\x1b[J")
+        d.p.send_signal(signal.SIGKILL)     # it never says goodbye
+        d.p.wait()
+        assert t.end() == 3
+        after = t.text[t.text.rindex(LEAVE):]
+        assert "not running" in after, t.text[-300:]
+    print("ok")
+
+
+main()
