@@ -186,9 +186,8 @@ ctl_print_ranks(const json_t *status)
 		    integer(r, "pages_total"));
 }
 
-/* Scalars as "key value" lines, in the daemon's order. */
-static void
-print_scalars(const json_t *o)
+void
+ctl_print_scalars(const json_t *o)
 {
 	const char *key;
 	json_t *v;
@@ -213,8 +212,8 @@ print_status(const json_t *s)
 	const json_t *p, *phases = json_object_get(s, "phases");
 	size_t i;
 
-	print_scalars(s);
-	print_scalars(json_object_get(s, "counters"));
+	ctl_print_scalars(s);
+	ctl_print_scalars(json_object_get(s, "counters"));
 	json_array_foreach(phases, i, p)
 		printf("%s %s %.3f s", i == 0 ? "phases              " : ",",
 		    string(p, "name"), number(p, "seconds"));
@@ -413,7 +412,7 @@ ctl_cache(int argc, char **argv)
 	if (rc == 0 && ctl.json)
 		ctl_print_json(json_incref(r));
 	else if (rc == 0 && strcmp(op.v[0], "stats") == 0)
-		print_scalars(r);
+		ctl_print_scalars(r);
 	else if (rc == 0)
 		printf("%lld pages dropped\n", integer(r, "pages"));
 	json_decref(r);
@@ -433,7 +432,7 @@ ctl_config(int argc, char **argv)
 		ctl_print_json(c);
 		return CTL_OK;
 	}
-	print_scalars(c);
+	ctl_print_scalars(c);
 	json_decref(c);
 	return CTL_OK;
 }

@@ -180,23 +180,6 @@ result(struct bench *b, const json_t *before, const json_t *after,
 	return o;
 }
 
-static void
-print_result(const json_t *o)
-{
-	const char *key;
-	json_t *v;
-
-	json_object_foreach((json_t *)o, key, v) {
-		if (json_is_string(v))
-			printf("%-20s %s\n", key, json_string_value(v));
-		else if (json_is_integer(v))
-			printf("%-20s %lld\n", key,
-			    (long long)json_integer_value(v));
-		else
-			printf("%-20s %.4g\n", key, json_real_value(v));
-	}
-}
-
 static int
 run(struct bench *b, const char *what)
 {
@@ -220,7 +203,7 @@ run(struct bench *b, const char *what)
 		if (ctl.json)
 			ctl_print_json(json_incref(o));
 		else
-			print_result(o);
+			ctl_print_scalars(o);
 		json_decref(o);
 	}
 	json_decref(before);

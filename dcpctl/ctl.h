@@ -60,6 +60,8 @@ void ctl_print_options(const struct ctl_opt *);
 int ctl_fail(int code, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 void ctl_print_json(json_t *);	/* takes it */
+/* Scalars as "key value" lines, in their order. */
+void ctl_print_scalars(const json_t *);
 
 /* --- the daemon ---------------------------------------------------------- */
 
