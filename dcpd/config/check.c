@@ -228,6 +228,10 @@ dcpd_options_quantization(const struct dcpd_options *o,
 {
 	const char *has = cfg->quant_method;
 
+	if (o->quantize_activations && has[0] == '\0')
+		return dcpd_fail(err, -EINVAL, "--quantize-activations: the "
+		    "checkpoint %.200s is not quantised, so its products are "
+		    "not either; leave it out", o->model);
 	if (o->quantization == NULL)
 		return 0;
 	if (has[0] == '\0')

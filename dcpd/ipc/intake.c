@@ -214,6 +214,13 @@ admit(struct dcpd_client *c, struct live *r, uint64_t n,
 		return -EAGAIN;
 	}
 	r->counted = true;
+	if (n > cfg->max_bytes_uid) {
+		snprintf(text, cap, "the request takes %llu bytes; one user "
+		    "may hold %llu: shorten it, or raise "
+		    "--max-bytes-per-user", (unsigned long long)n,
+		    (unsigned long long)cfg->max_bytes_uid);
+		return -EMSGSIZE;	/* no use in trying again */
+	}
 	if (!uid_charge(c, n)) {
 		snprintf(text, cap, "uid %u holds %llu bytes of requests and "
 		    "answers; %llu more would exceed its %llu; take events, "

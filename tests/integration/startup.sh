@@ -41,6 +41,8 @@ copy; printf '{"version": 1' >"$work/m/tokenizer.json"
 refused "damaged tokenizer" tokenizer.json "" -- --model "$work/m"
 
 # Layout, memory, formats
+refused "nothing to quantise" --quantize-activations "not quantised" -- \
+    --model "$TINY" --quantize-activations
 refused "dcp does not divide" --dcp-size "" -- --model "$TINY" --tp 8 \
     --attn-dp-size 2 --attn-cp-size 4 --dcp-size 8 --enable-cp-decode-attn-tp
 refused "attention DP" --attn-dp-size "not built" -- --model "$TINY" --tp 8 \

@@ -348,8 +348,13 @@ END_TEST
 
 START_TEST(quotas_of_a_uid_refuse_by_event)
 {
+	static const uint32_t ids[1 << 18];
+	const struct dcp_request large = { .size = sizeof large,
+	    .input = DCP_INPUT_TOKENS, .data = ids, .len = sizeof ids,
+	    .max_tokens = 1 };
 	const struct dcp_event *ev;
 	unsigned refused = 0, done = 0, i;
+	uint64_t id;
 
 	start((struct ring_server_config){ .step_us = 1000,
 	    .ipc.max_requests_uid = 4 });
@@ -377,6 +382,12 @@ START_TEST(quotas_of_a_uid_refuse_by_event)
 		ck_assert_int_eq(ev->error, -EMSGSIZE);
 		dcp_event_release(d, ev);
 	}
+	/* Nor does a request that is too large by itself ever fit. */
+	ck_assert_int_eq(dcp_submit(d, &large, &id), 0);
+	ck_assert_int_eq(dcp_next(d, TIMEOUT, &ev), 0);
+	ck_assert_uint_eq(ev->type, DCP_EV_ERROR);
+	ck_assert_int_eq(ev->error, -EMSGSIZE);
+	dcp_event_release(d, ev);
 	/* What was reserved is given back: many small ones pass in turn. */
 	for (i = 0; i < 50; i++)
 		expect(submit(i, 20000), i, 20000);
