@@ -50,7 +50,7 @@ take_event(struct bench *b, int timeout_ms, uint32_t *left)
 	if (ev->n_tokens > 0) {
 		if (s->tokens == 0)
 			s->first = t;
-		else
+		else if (s->tokens < b->tokens)	/* room for as many */
 			b->gaps[b->n_gaps++] = (t - s->last) / ev->n_tokens;
 		s->last = t;
 		s->tokens += ev->n_tokens;

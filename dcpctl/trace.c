@@ -187,7 +187,7 @@ take_tokens(struct replay *p, struct slot *s, const struct dcp_event *ev,
 
 	if (r->got == 0)
 		r->first = t;
-	else
+	else if (r->got < r->output)	/* there is room for as many */
 		p->run.gaps[p->run.n_gaps++] = (t - r->last) / n;
 	r->last = t;
 	/* More than was asked for is counted, and a failure at the end. */
