@@ -268,7 +268,7 @@ enum dcpk_peek {
 	DCPK_PEEK_POOL_ROW,	/* bytes of pool row `row` of `rank`, `layer` */
 	DCPK_PEEK_INDEX_ROW,	/* index key bytes, then its f32 scale if fp8 */
 	DCPK_PEEK_GATHERED_ROW,	/* bytes of position `row` in the last gather
-				   buffer of the step's first request */
+				   buffer: of the pass's last request */
 };
 
 struct dcpk_ctx;		/* one open device: all ranks */

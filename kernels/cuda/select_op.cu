@@ -1,5 +1,5 @@
 /*
- * Selection (DESIGN 5): index scores, and the exact top-k by (score desc,
+ * Selection (doc/design.md 5): index scores, and the exact top-k by (score desc,
  * position asc) over all shards.
  *
  * Decode: a rank scores its own keys; to pick, every rank of the group reads
