@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
 from daemon import Daemon, binary  # noqa: E402
 
 TRACE = os.path.join(srcdir, "tests/data/trace/agents-16x12.jsonl")
+PAGES = 600     # what the load needs: nothing is preempted
 ENTER, LEAVE, HOME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H"
 
 
@@ -87,6 +88,7 @@ def idle(d, pages):
     assert f["requests"] == [] and f["running"] == f["waiting"] == "0"
     assert f["finished"] == str(c["requests_finished"])
     assert f["pages evicted"] == str(c["evictions"])
+    assert f["preemptions"] == str(c.get("preemptions", 0))
     assert f["TTFT"] == shown(c["ttft_ns"] * 1e-6, c["first_tokens"])
     assert f["ITL"] == shown(c["itl_ns"] * 1e-6, c["later_tokens"])
     assert f["decode"] == shown(c["decode_ns"] * 1e-6, c["decode_steps"])
@@ -98,13 +100,13 @@ def idle(d, pages):
 
 def clients_agree(d):
     """The daemon's TTFT and ITL beside those that a client measures."""
-    a = idle(d, 300)
+    a = idle(d, PAGES)
     path = os.path.join(d.dir, "out.csv")
     o = d.ctl_json("bench", "trace", TRACE, "-C", 2, "-T", 4, "--sessions", 6,
                    "--csv", path)
     with open(path, newline="") as f:
         rows = list(csv.DictReader(f))
-    b = idle(d, 300)
+    b = idle(d, PAGES)
     grew = {k: b[k] - a[k] for k in b}
     n, tokens = o["requests"], o["output_tokens"]
     assert n == 24 and o["failures"] == 0
@@ -120,11 +122,31 @@ def clients_agree(d):
     assert .8 < grew["itl_ns"] * 1e-6 / spans < 1.25, (grew, spans)
 
 
+def same_requests(d, load):
+    """What of a request does not change is what `requests` says."""
+    seen = 0
+    while seen < 5:
+        assert load.poll() is None, "the load ended too early to see it"
+        want = {r["id"]: r for r in d.ctl_json("requests") if r["prompt"]}
+        for r in frames(d.ctl("top").stdout)[0]["requests"]:
+            if int(r[0]) not in want or r[1] != "decode":
+                continue
+            cached, done, made, left = map(int, r[3:7])
+            w = want[int(r[0])]
+            assert cached + done == w["prompt"], (r, w)
+            assert made + left == w["max_tokens"], (r, w)
+            assert made >= w["generated"], (r, w)
+            if w["state"] == "decode":
+                assert cached == w["cached"], (r, w)
+                seen += cached > 0
+
+
 def busy(d, load):
+    same_requests(d, load)
     two = frames(d.ctl("top", "-n", 2, "-d", .5).stdout)
     assert len(two) == 2
     for f in two:
-        check_frame(f, 4, 300)
+        check_frame(f, 4, PAGES)
     assert all(int(f["running"]) > 0 and f["requests"] for f in two)
     f = two[1]
     assert float(f["generated/s"]) > 0 and float(f["ITL"]) > 3.9, f
@@ -199,7 +221,7 @@ def terminal(d):
             assert "and 3 ranks more" in s[0] and " request state" in s[0]
         if rows == 50:
             check_frame(parse(s[2].replace("\x1b[K", "").replace("\r", "")),
-                        4, 300)
+                        4, PAGES)
     t = Terminal(d, 24, 80, "-d", 30)
     t.read("\x1b[J")
     t.p.send_signal(signal.SIGINT)      # in the middle of a pause
@@ -210,7 +232,7 @@ def terminal(d):
 
 
 def main():
-    with Daemon("--engine", "null", "--null-pages", 300, "--null-step-us",
+    with Daemon("--engine", "null", "--null-pages", PAGES, "--null-step-us",
                 4000, "--tp", 4, "--dcp-size", 2,
                 "--chunked-prefill-size", 256) as d:
         clients_agree(d)

@@ -72,22 +72,23 @@ START_TEST(lines_of_a_session_are_its_turns)
 	    TURN("1", 130, "[5, 6]") TURN("\"1\"", 64, "[9]")
 	    TURN("1", 200, "[5, 6, 7]") LINE(70, 0, "[5]")
 	    TURN("\"1\"", 140, "[8, 3]") TURN("1", 150, "[5, 6]")
-	    LINE(70, 1, "[5]");
+	    LINE(70, 1, "[5]") TURN("1", 140, "[5, 6]");
 	struct trace_error err;
 	struct trace t;
 
 	ck_assert_int_eq(load(text, 0, 0, 0, &t, &err), 0);
 	ck_assert_uint_eq(t.n_sessions, 4);	/* 1, "1", two without */
-	ck_assert_uint_eq(t.n_turns, 7);
+	ck_assert_uint_eq(t.n_turns, 8);
 	ck_assert_uint_eq(t.block, 64);
-	ck_assert_uint_eq(t.session[0].n_turns, 3);
+	ck_assert_uint_eq(t.session[0].n_turns, 4);
 	ck_assert_uint_eq(t.session[1].n_turns, 2);
 	ck_assert_uint_eq(t.session[0].turn[1].input, 200);
 	ck_assert_uint_eq(t.session[0].turn[1].line, 3);
 	ck_assert_int_eq(t.session[0].turn[1].ids[2], 7);
 	ck_assert(!t.session[0].turn[0].follows);
 	ck_assert(t.session[0].turn[1].follows);
-	ck_assert(!t.session[0].turn[2].follows);	/* shorter */
+	ck_assert(!t.session[0].turn[2].follows);	/* block 7 is gone */
+	ck_assert(!t.session[0].turn[3].follows);	/* shorter */
 	ck_assert(!t.session[1].turn[1].follows);	/* other text */
 	trace_free(&t);
 	ck_assert_int_eq(load(text, 2, 2, 0, &t, &err), 0);
