@@ -139,8 +139,8 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 	double bound = d->opt.drain_timeout, end = dcpd_now() + bound;
 
 	sd_notify(0, "STOPPING=1\nSTATUS=draining");
-	set_state(d, DCPD_STOPPING);
 	dcpd_sched_drain(d->sched, true);
+	set_state(d, DCPD_STOPPING);	/* may wait for a slow command */
 	dcpd_log(LOG_NOTICE, "ending: %llu requests run on, for %g s at most; "
 	    "a second signal cancels them", (unsigned long long)
 	    (DCPD_COUNTER(requests_running) + DCPD_COUNTER(requests_waiting)),

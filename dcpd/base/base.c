@@ -126,7 +126,8 @@ dcpd_read_file(const char *path, size_t max, char **out, size_t *len,
 	ssize_t r;
 	int fd, rc;
 
-	fd = open(path, O_RDONLY | O_CLOEXEC);
+	/* O_NONBLOCK: a FIFO is refused below, not waited for. */
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
 		return dcpd_fail(err, -errno, "%s: %s", path, strerror(errno));
 	if (fstat(fd, &st) < 0) {

@@ -39,6 +39,12 @@ copy; printf '{"model_type": ' >"$work/m/config.json"
 refused "no JSON" config.json "" -- --model "$work/m"
 copy; printf '{"version": 1' >"$work/m/tokenizer.json"
 refused "damaged tokenizer" tokenizer.json "" -- --model "$work/m"
+copy; rm "$work/m/config.json"; mkfifo "$work/m/config.json"
+refused "config.json is a pipe" config.json "not a regular file" -- \
+    --model "$work/m"
+copy; rm "$work/m/tokenizer.json"; mkfifo "$work/m/tokenizer.json"
+refused "tokenizer.json is a pipe" tokenizer.json "not a regular file" -- \
+    --model "$work/m"
 
 # Layout, memory, formats
 refused "nothing to quantise" --quantize-activations "not quantised" -- \
