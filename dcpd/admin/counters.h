@@ -44,6 +44,7 @@
 	X(prefix_lookup_tokens, C, "prompt tokens looked up in the cache") \
 	X(prefix_hit_tokens,  C, "prompt tokens found there") \
 	X(evictions,          C, "cached pages given up for others") \
+	X(preemptions,        C, "requests that gave way and were resumed") \
 	X(queue_bytes,        G, "bytes of requests and answers held")
 
 enum dcpd_counter {

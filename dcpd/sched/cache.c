@@ -55,12 +55,16 @@ void
 dcpd_req_hit(struct req *r, uint32_t n)
 {
 	struct dcpd_sched *s = r->s;
-	uint32_t hit = n * DCPD_PAGE_TOKENS - r->n_kv;
+	/* Of a page that it had begun nothing counts. */
+	uint32_t hit = n * DCPD_PAGE_TOKENS -
+	    (uint32_t)dcpd_div_up(r->n_kv, DCPD_PAGE_TOKENS) * DCPD_PAGE_TOKENS;
 
 	DCPD_ASSERT(n * DCPD_PAGE_TOKENS >= r->n_kv && n >= r->n_shared);
 	dcpd_prefix_hold(s->prefix, r->pages + r->n_shared, n - r->n_shared);
 	r->n_shared = r->n_pages = n;
 	r->n_kv = n * DCPD_PAGE_TOKENS;
+	if (r->preempted > 0)
+		return;		/* it had computed these itself */
 	r->n_cached += hit;
 	DCPD_COUNT(prefix_hit_tokens, hit);
 }

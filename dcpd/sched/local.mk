@@ -6,6 +6,7 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/plan.h dcpd/sched/plan.c \
 	dcpd/sched/sched.c \
 	dcpd/sched/request.c \
+	dcpd/sched/admit.c \
 	dcpd/sched/step.c \
 	dcpd/sched/cache.c \
 	dcpd/sched/output.c \
@@ -44,6 +45,11 @@ check_PROGRAMS += tests/unit/t_sched_cache
 TESTS += tests/unit/t_sched_cache
 tests_unit_t_sched_cache_SOURCES = tests/unit/t_sched_cache.c $(SCHED_FAKE)
 tests_unit_t_sched_cache_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_preempt
+TESTS += tests/unit/t_sched_preempt
+tests_unit_t_sched_preempt_SOURCES = tests/unit/t_sched_preempt.c $(SCHED_FAKE)
+tests_unit_t_sched_preempt_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/fuzz/fuzz_sched
 TESTS += tests/fuzz/fuzz_sched

@@ -80,8 +80,28 @@ dcpd_sched_flush_posts(struct dcpd_sched *s)
 	}
 }
 
-static void
-list_remove(struct req **v, uint32_t *n, struct req *r)
+/* Is a before b: priority, then arrival. */
+static bool
+before(const struct req *a, const struct req *b)
+{
+	if (a->sub->p.priority != b->sub->p.priority)
+		return a->sub->p.priority > b->sub->p.priority;
+	return a->seq < b->seq;
+}
+
+/* v has room. */
+void
+dcpd_reqs_insert(struct req **v, uint32_t *n, struct req *r)
+{
+	uint32_t i = (*n)++;
+
+	for (; i > 0 && before(r, v[i - 1]); i--)
+		v[i] = v[i - 1];
+	v[i] = r;
+}
+
+void
+dcpd_reqs_remove(struct req **v, uint32_t *n, struct req *r)
 {
 	uint32_t i = 0;
 
@@ -113,11 +133,10 @@ dcpd_req_end(struct req *r, uint32_t finish, const struct dcpd_err *err)
 
 	DCPD_ASSERT(was != R_ENDED);
 	if (was == R_WAIT)
-		list_remove(s->wait, &s->n_wait, r);
+		dcpd_reqs_remove(s->wait, &s->n_wait, r);
 	if (was == R_PREFILL || was == R_DECODE) {
-		list_remove(s->run, &s->n_run, r);
+		dcpd_reqs_remove(s->run, &s->n_run, r);
 		dcpd_req_give_back(r);
-		s->promised -= r->pages_max;
 	}
 	count_end(r, finish, err);
 	r->state = R_ENDED;
@@ -304,26 +323,6 @@ const struct dcpd_ipc_ops dcpd_sched_ipc_ops = {
 
 /* --- the step thread --------------------------------------------------- */
 
-/* Is a before b: priority, then arrival. */
-static bool
-before(const struct req *a, const struct req *b)
-{
-	if (a->sub->p.priority != b->sub->p.priority)
-		return a->sub->p.priority > b->sub->p.priority;
-	return a->seq < b->seq;
-}
-
-/* Lock held. v has room. */
-static void
-insert_sorted(struct req **v, uint32_t *n, struct req *r)
-{
-	uint32_t i = (*n)++;
-
-	for (; i > 0 && before(r, v[i - 1]); i--)
-		v[i] = v[i - 1];
-	v[i] = r;
-}
-
 /* Lock held. */
 static void
 take_inbox(struct dcpd_sched *s)
@@ -338,7 +337,8 @@ take_inbox(struct dcpd_sched *s)
 			dcpd_req_end(r, 0, &r->err);
 			continue;
 		}
-		if (s->n_wait == s->cap_wait) {
+		/* Whoever runs may have to come back. */
+		if (s->n_wait + s->n_run == s->cap_wait) {
 			v = realloc(s->wait, 2 * s->cap_wait * sizeof *v);
 			if (v == NULL) {
 				const struct dcpd_err err = {
@@ -351,7 +351,7 @@ take_inbox(struct dcpd_sched *s)
 			s->cap_wait *= 2;
 		}
 		r->state = R_WAIT;
-		insert_sorted(s->wait, &s->n_wait, r);
+		dcpd_reqs_insert(s->wait, &s->n_wait, r);
 	}
 }
 

@@ -5,8 +5,8 @@
  *   intake   dcpd_sched_ipc_ops: links a request in, posts its encode job
  *   text     encode job (request.c), then the output job (output.c); never two
  *            jobs of one request at a time
- *   step     everything else (sched.c: the loop; step.c: plans and results;
- *            cache.c: pages)
+ *   step     everything else (sched.c: the loop; admit.c: who runs; step.c:
+ *            plans and results; cache.c: pages)
  *   admin    dcpd_sched_status() and the like (status.c)
  *
  * One lock, s->lock, never held while the engine runs, while text is worked on
@@ -124,6 +124,9 @@ struct req {
 	uint32_t n_echo;		/* [step] ECHO: prompt tokens out */
 	uint32_t n_out;			/* [step] tokens generated */
 	bool admitted;			/* [step] it ran; stays set after */
+	bool reserved;			/* step thread: room in its stream */
+	uint32_t preempted;		/* [step] times that it gave way */
+	uint32_t share;			/* step thread: rows of the next chunk */
 	bool skip;			/* step thread: sits this step out */
 	bool encoded;			/* [lock] the encode job is done */
 
@@ -177,10 +180,9 @@ struct dcpd_sched {
 	struct dcpd_pages *pages;	/* [step] */
 	struct dcpd_prefix *prefix;	/* [step] */
 	struct req **wait;		/* [step] by priority, then arrival */
-	uint32_t n_wait, cap_wait;	/* [step] */
+	uint32_t n_wait, cap_wait;	/* [step] room for all of run, too */
 	struct req **run;		/* [step] [max_running], same order */
 	uint32_t n_run;			/* [step] */
-	uint32_t promised;		/* [step] pages_max of all in run */
 	struct req *post, **post_tail;	/* output jobs to post after unlock */
 	struct dcpd_planb plan;
 	struct req **in_pass;		/* [max_running] the plan's */
@@ -210,6 +212,9 @@ void dcpd_sched_kick(struct dcpd_sched *);
 void dcpd_req_ctl(struct req *, unsigned ctl);
 void dcpd_req_wake_output(struct req *);
 void dcpd_sched_gauges(struct dcpd_sched *);
+/* Of wait or run, which are in order: priority, then arrival. */
+void dcpd_reqs_insert(struct req **, uint32_t *n, struct req *);
+void dcpd_reqs_remove(struct req **, uint32_t *n, struct req *);
 /* Step thread. Pages go back now; the final event follows the box. */
 void dcpd_req_end(struct req *, uint32_t finish, const struct dcpd_err *);
 /* sched.c; the lock is not held */
@@ -230,8 +235,15 @@ void dcpd_req_give_back(struct req *);			/* lock held */
 int dcpd_req_grow(struct req *, uint32_t pages);	/* lock held */
 int dcpd_sched_verify(struct dcpd_sched *, struct dcpd_err *);
 
-/* step.c: step thread, the lock is not held */
+/* admit.c: step thread, the lock is not held */
 void dcpd_sched_admit(struct dcpd_sched *);
+/*
+ * Pages for run[i]'s next n rows; if there are too few, who comes after it
+ * gives way. False: nobody is left, it must sit out.
+ */
+bool dcpd_sched_secure(struct dcpd_sched *, uint32_t i, uint32_t n);
+
+/* step.c: step thread, the lock is not held */
 bool dcpd_sched_step(struct dcpd_sched *);	/* true: a pass ran */
 
 #endif

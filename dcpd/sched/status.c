@@ -180,7 +180,7 @@ dcpd_sched_requests(struct dcpd_sched *s)
 
 		/* Oldest first: the list has the newest in front. */
 		json_array_insert_new(a, 0, json_pack(
-		    "{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
+		    "{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
 		    "id", (json_int_t)r->sub->id,
 		    "uid", (json_int_t)r->sub->uid,
 		    "state", state_name[state],
@@ -191,6 +191,7 @@ dcpd_sched_requests(struct dcpd_sched *s)
 		    "generated", (json_int_t)r->n_out,
 		    "max_tokens", (json_int_t)(sized ? r->max_tokens : 0),
 		    "pages", (json_int_t)r->n_pages,
+		    "preempted", (json_int_t)r->preempted,
 		    "age_s", (double)(now - r->t_submit) * 1e-9));
 	}
 	pthread_mutex_unlock(&s->lock);
@@ -299,7 +300,7 @@ dcpd_sched_cache(struct dcpd_sched *s)
 	idle = dcpd_prefix_n_idle(s->prefix);
 	nodes = dcpd_prefix_n_nodes(s->prefix);
 	pthread_mutex_unlock(&s->lock);
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I}",
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}",
 	    "pages_total", (json_int_t)s->c.engine->pages,
 	    "pages_free", (json_int_t)free,
 	    "pages_cached", (json_int_t)idle,
@@ -308,7 +309,8 @@ dcpd_sched_cache(struct dcpd_sched *s)
 	    "pages_known", (json_int_t)nodes,
 	    "lookup_tokens", (json_int_t)asked, "hit_tokens", (json_int_t)hit,
 	    "hit_rate", per((double)hit, asked),
-	    "evictions", (json_int_t)DCPD_COUNTER(evictions));
+	    "evictions", (json_int_t)DCPD_COUNTER(evictions),
+	    "preemptions", (json_int_t)DCPD_COUNTER(preemptions));
 }
 
 bool

@@ -1,17 +1,10 @@
 /*
- * One step: who is admitted, what the decode pass and the prefill pass hold,
- * and what becomes of their results. Step thread only.
+ * One step: what the decode pass and the prefill pass hold, and what becomes of
+ * their results. Step thread only.
  *
- * Admission, first form: a request is admitted when the pages that its longest
- * answer can need are not promised to others. Pages are taken one by one as it
- * grows, so occupancy is real, and taking one cannot fail: no deadlock, no
- * preemption. Whoever waits for pages is overtaken by nobody, so a long request
- * is not starved by short ones.
- *
- * What comes next fits here: a prefix hit sets n_kv > 0 and fills the first
- * entries of the page table (with references) in admit_one(); preemption sets
- * n_kv = 0 and puts the request back into `wait`: prefill computes ids[n_kv..]
- * whether these are prompt or output. With preemption `promised` falls away.
+ * Pages are secured in the order of run[] before a request's rows go into a
+ * plan, and only who comes later in that order can lose its pages by it: nobody
+ * who is in the plan already.
  */
 #include "config.h"
 
@@ -22,135 +15,6 @@
 
 #include "dcpd/admin/counters.h"
 #include "dcpd/sched/sched_i.h"
-
-#define QUOTA_RETRY_NS 100000000u
-
-/* --- admission --------------------------------------------------------- */
-
-static void
-refuse(struct dcpd_sched *s, struct req *r, const struct dcpd_err *err)
-{
-	pthread_mutex_lock(&s->lock);
-	dcpd_req_end(r, 0, err);
-	pthread_mutex_unlock(&s->lock);
-}
-
-/* Nobody is left to read the answer. */
-static void
-gone(struct dcpd_sched *s, struct req *r)
-{
-	pthread_mutex_lock(&s->lock);
-	r->ctl |= CTL_GONE;
-	dcpd_req_end(r, DCP_FINISH_ABORT, NULL);
-	pthread_mutex_unlock(&s->lock);
-}
-
-/* Room for its ids and page table, so that nothing can fail later. */
-static int
-make_room(struct req *r)
-{
-	size_t cap = (size_t)r->n_prompt + r->max_tokens;
-	uint32_t *pages = malloc(r->pages_max * sizeof *pages);
-	uint32_t *ids = realloc(r->ids.v, cap * sizeof *ids);
-
-	if (ids != NULL) {
-		r->ids.v = ids;
-		r->ids.cap = cap;
-	}
-	if (ids == NULL || pages == NULL) {
-		free(pages);
-		return -ENOMEM;
-	}
-	r->pages = pages;
-	return 0;
-}
-
-/* Lock held. wait[i] begins to run. */
-static void
-admit_one(struct dcpd_sched *s, uint32_t i)
-{
-	struct req *r = s->wait[i];
-	uint32_t k = s->n_run++;
-
-	memmove(s->wait + i, s->wait + i + 1,
-	    (s->n_wait - i - 1) * sizeof *s->wait);
-	s->n_wait--;
-	/* Prefill serves by priority, then arrival: keep that order. */
-	for (; k > 0; k--) {
-		const struct req *o = s->run[k - 1];
-
-		if (o->sub->p.priority > r->sub->p.priority ||
-		    (o->sub->p.priority == r->sub->p.priority &&
-		    o->seq < r->seq))
-			break;
-		s->run[k] = s->run[k - 1];
-	}
-	s->run[k] = r;
-	s->promised += r->pages_max;
-	r->state = R_PREFILL;
-	r->admitted = true;
-	dcpd_req_hit(r, dcpd_req_match(r, r->pages));
-	DCPD_COUNT(prefix_lookup_tokens, r->n_prompt);
-}
-
-static void
-not_admitted(struct dcpd_sched *s, struct req *r, int rc)
-{
-	struct dcpd_err err;
-
-	if (rc == -EMSGSIZE)
-		dcpd_fail(&err, rc, "an answer of %u tokens with %u top "
-		    "logprobs each is more than one user may have queued: "
-		    "lower max_tokens or top_logprobs, or raise "
-		    "--max-bytes-per-user", r->max_tokens, r->params.n_top);
-	else
-		dcpd_fail(&err, rc, "not admitted: %s", strerror(-rc));
-	refuse(s, r, &err);
-}
-
-/*
- * A request whose uid has no room for answers now waits until that uid has
- * read or ended something, which nobody tells us: it is tried again at every
- * step, and in an idle daemon ten times a second. Others go on.
- */
-void
-dcpd_sched_admit(struct dcpd_sched *s)
-{
-	const struct dcpd_engine *e = s->c.engine;
-	uint64_t retry = UINT64_MAX;
-	uint32_t i = 0;
-	struct req *r;
-	int rc;
-
-	while (i < s->n_wait && s->n_run < e->max_running) {
-		r = s->wait[i];
-		if (r->pages_max > e->pages - s->promised)
-			break;
-		rc = dcpd_ipc_reserve(r->sub->client, r->sub->id,
-		    r->max_tokens, r->params.n_top);
-		if (rc == -EDQUOT) {
-			retry = dcpd_now_ns() + QUOTA_RETRY_NS;
-			i++;
-			continue;
-		}
-		if (rc == 0)
-			rc = make_room(r);
-		if (rc == 0) {
-			pthread_mutex_lock(&s->lock);
-			admit_one(s, i);
-			pthread_mutex_unlock(&s->lock);
-		} else if (rc == -EPIPE) {
-			gone(s, r);
-		} else {
-			not_admitted(s, r, rc);
-		}
-	}
-	pthread_mutex_lock(&s->lock);
-	s->retry_at = retry;
-	dcpd_sched_gauges(s);
-	pthread_mutex_unlock(&s->lock);
-	dcpd_sched_flush_posts(s);
-}
 
 /* --- composing a pass -------------------------------------------------- */
 
@@ -169,22 +33,6 @@ mark_stalled(struct dcpd_sched *s)
 		    r->box.n_top >= BOX_TOPS_MAX;
 		r->stalled = r->skip;
 	}
-	pthread_mutex_unlock(&s->lock);
-}
-
-/* Pages for n more tokens; promised, so there. */
-static void
-take_pages(struct dcpd_sched *s, struct req *r, uint32_t n)
-{
-	uint32_t want = (uint32_t)dcpd_div_up(r->n_kv + n, DCPD_PAGE_TOKENS);
-	int rc;
-
-	DCPD_ASSERT(want <= r->pages_max);
-	if (want <= r->n_pages)
-		return;
-	pthread_mutex_lock(&s->lock);
-	rc = dcpd_req_grow(r, want - r->n_pages);
-	DCPD_ASSERT(rc == 0);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -229,13 +77,12 @@ add_score(struct dcpd_sched *s, struct req *r, uint32_t i)
 	return 0;
 }
 
-/* n tokens of r into the pass. */
+/* n tokens of r into the pass; it has the pages. */
 static int
 add_rows(struct dcpd_sched *s, struct req *r, uint32_t n)
 {
 	int rc;
 
-	take_pages(s, r, n);
 	s->in_pass[s->plan.n_reqs] = r;
 	rc = dcpd_planb_req(&s->plan, r->pages, r->n_kv, r->ids.v + r->n_kv, n);
 	if (dcpd_req_scores_prompt(r) && r->state == R_PREFILL)
@@ -257,6 +104,15 @@ crowded(const struct dcpd_sched *s, const struct req *r)
 	    s->plan.n_adjusts + r->adj.n > PASS_ADJUSTS_MAX);
 }
 
+/* Who finds no page sits out until somebody before it has ended. */
+static void
+secure_decode(struct dcpd_sched *s)
+{
+	for (uint32_t i = 0; i < s->n_run; i++)
+		if (s->run[i]->state == R_DECODE && !s->run[i]->skip)
+			s->run[i]->skip = !dcpd_sched_secure(s, i, 1);
+}
+
 /*
  * Every running request's next token. If what they ask for is too much for
  * one pass, some sit out and come first in the next.
@@ -264,10 +120,12 @@ crowded(const struct dcpd_sched *s, const struct req *r)
 static int
 compose_decode(struct dcpd_sched *s)
 {
-	uint32_t first_out = 0, from = s->turn < s->n_run ? s->turn : 0;
+	uint32_t first_out = 0, from;
 	bool out = false;
 	int rc = 0;
 
+	secure_decode(s);
+	from = s->turn < s->n_run ? s->turn : 0;
 	for (uint32_t k = 0; k < s->n_run && rc == 0; k++) {
 		uint32_t i = (from + k) % s->n_run;
 		struct req *r = s->run[i];
@@ -301,26 +159,52 @@ rows_by_samples(const struct dcpd_sched *s, const struct req *r)
 	return rows > 0 ? rows : 1;
 }
 
-/* Prompts in order, as much as the chunk holds. */
-static int
-compose_prefill(struct dcpd_sched *s)
+/*
+ * Each prompt's rows of the next chunk. Up to half of it goes to prompts that
+ * it finishes, so that a short one does not stand behind a long one; the rest
+ * goes to the others, in order.
+ */
+static void
+share_chunk(struct dcpd_sched *s)
 {
-	uint32_t left = s->c.engine->chunk;
-	int rc = 0;
+	uint32_t left = s->c.engine->chunk, half = left / 2;
 
-	for (uint32_t i = 0; i < s->n_run && left > 0 && rc == 0; i++) {
+	for (uint32_t i = 0; i < s->n_run; i++) {
 		struct req *r = s->run[i];
-		uint64_t n;
 
+		r->share = 0;
 		if (r->state != R_PREFILL || r->skip)
 			continue;
 		dcpd_req_hit_late(r);
-		n = dcpd_min64(r->ids.n - r->n_kv, left);
-		n = dcpd_min64(n, rows_by_samples(s, r));
-		if (n == 0)
+		if (r->ids.n - r->n_kv <= half) {
+			r->share = (uint32_t)(r->ids.n - r->n_kv);
+			half -= r->share;
+			left -= r->share;
+		}
+	}
+	for (uint32_t i = 0; i < s->n_run; i++) {
+		struct req *r = s->run[i];
+
+		if (r->state != R_PREFILL || r->skip || r->share > 0)
 			continue;
-		rc = add_rows(s, r, (uint32_t)n);
-		left -= (uint32_t)n;
+		r->share = (uint32_t)dcpd_min64(r->ids.n - r->n_kv, left);
+		left -= r->share;
+	}
+}
+
+static int
+compose_prefill(struct dcpd_sched *s)
+{
+	int rc = 0;
+
+	share_chunk(s);
+	for (uint32_t i = 0; i < s->n_run && rc == 0; i++) {
+		struct req *r = s->run[i];
+		uint32_t n = (uint32_t)dcpd_min64(r->share,
+		    rows_by_samples(s, r));
+
+		if (n > 0 && dcpd_sched_secure(s, i, n))
+			rc = add_rows(s, r, n);
 	}
 	return rc;
 }

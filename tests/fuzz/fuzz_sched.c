@@ -2,9 +2,11 @@
  * Random operations on a scheduler, its invariant checked after every step,
  * and every answer against what the text alone says it must be.
  *
- * FUZZ_OPS (20000) operations from FUZZ_SEED (1), over several schedulers of
- * random shape. Another thread asks for status, requests and checks meanwhile.
- * Exit 0, or an assertion that names what broke after printing the seed.
+ * FUZZ_OPS (100000) operations from FUZZ_SEED (1), over many schedulers of
+ * random shape: submit, cancel, die, drain, drop the cache, with pools so small
+ * that requests give way to each other and prompts that begin alike. Another
+ * thread asks for status, requests and checks meanwhile. Exit 0, or an
+ * assertion that names what broke after printing the seed.
  */
 #include "config.h"
 
@@ -15,6 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dcpd/admin/counters.h"
 #include "tests/unit/sched_fake.h"
 
 #define VOCAB 300u
@@ -26,7 +29,7 @@ struct sent {
 	uint32_t n, prompt, max_tokens, flags;
 	uint64_t seed;
 	struct dcpd_client *c;
-	bool cancelled, deadline, bad;
+	bool cancelled, deadline, bad, salt;
 };
 
 static uint64_t state;
@@ -84,7 +87,7 @@ op_submit(void)
 	memset(t, 0, sizeof *t);
 	t->c = client[rnd(N_CLIENTS)];
 	t->n = length(1000);
-	t->prompt = rnd(50);
+	t->prompt = rnd(8);	/* they begin alike, as long as both are */
 	t->max_tokens = 1 + rnd(rnd(5) == 0 ? 300 : 20);
 	t->flags = rnd(3) != 0 ? DCP_IGNORE_EOS : 0;
 	if (rnd(3) == 0)
@@ -102,7 +105,10 @@ op_submit(void)
 	q.flags = t->flags;
 	q.max_tokens = t->max_tokens;
 	q.uid = rnd(3);
-	q.p.priority = (int32_t)rnd(3) - 1;
+	q.p.priority = rnd(4) == 0 ? (int32_t)rnd(3) - 1 : 0;
+	t->salt = rnd(10) == 0;
+	if (t->salt)
+		q.options = "{\"cache_salt\":\"x\"}";
 	if (rnd(4) == 0)
 		q.p.repetition_penalty = 1.1f;
 	if (t->flags & DCP_LOGPROBS)
@@ -155,6 +161,8 @@ op_gone(void)
 static void
 one_op(void)
 {
+	uint32_t pages;
+
 	switch (rnd(40)) {
 	case 0:
 		op_gone();
@@ -169,8 +177,11 @@ one_op(void)
 		usleep(rnd(100));
 		dcpd_sched_drain(F.s, false);
 		break;
-	case 3: case 4: case 5: case 6: case 7: case 8:
-		usleep(rnd(1500));
+	case 3:
+		DCPD_ASSERT(dcpd_sched_cache_drop(F.s, &pages, NULL) == 0);
+		break;
+	case 4: case 5: case 6: case 7: case 8:
+		usleep(rnd(300));
 		break;
 	case 9: case 10: case 11: case 12: case 13: case 14:
 		op_cancel();
@@ -211,6 +222,11 @@ verify(const struct sent *t)
 	}
 	DCPD_ASSERT(!t->bad || f.finish == DCP_FINISH_ABORT);
 	DCPD_ASSERT(f.usage.completion_tokens == f.n);
+	DCPD_ASSERT(f.usage.cached_tokens % 64 == 0 &&
+	    f.usage.cached_tokens < t->n);
+	DCPD_ASSERT(f.usage.cached_tokens == 0 ||
+	    (t->flags & (DCP_ECHO | DCP_LOGPROBS)) !=
+	    (DCP_ECHO | DCP_LOGPROBS));
 	if (f.finish == DCP_FINISH_ABORT) {
 		DCPD_ASSERT(t->cancelled || t->deadline || t->c->gone);
 		return;
@@ -236,7 +252,7 @@ one_round(uint32_t ops)
 	    .dcp = 1u << rnd(4), .chunk = chunk[rnd(5)],
 	    .max_running = 1 + rnd(12), .queue_max = 5 + rnd(60),
 	    .max_requests_uid = rnd(2) == 0 ? 0 : 20, .way = -1 }, NULL);
-	F.e.step_us = rnd(2) == 0 ? 0 : rnd(200);
+	F.e.step_us = rnd(2) == 0 ? 0 : rnd(80);
 	for (uint32_t i = 0; i < N_CLIENTS; i++) {
 		client[i] = fk_client(2 + i);
 		client[i]->quota = i % 2 == 0 ? 0 : 1500;
@@ -271,7 +287,7 @@ from_env(const char *name, uint64_t other)
 int
 main(void)
 {
-	uint64_t ops = from_env("FUZZ_OPS", 20000);
+	uint64_t ops = from_env("FUZZ_OPS", 100000), all = ops;
 	uint64_t seed = from_env("FUZZ_SEED", 1), total = 0;
 
 	fprintf(stderr, "fuzz_sched: %llu operations, FUZZ_SEED=%llu\n",
@@ -284,7 +300,17 @@ main(void)
 		total += n_sent;
 		ops -= n;
 	}
-	fprintf(stderr, "fuzz_sched: %llu requests\n",
-	    (unsigned long long)total);
-	return total > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+	fprintf(stderr, "fuzz_sched: %llu requests, %llu of %llu prompt tokens "
+	    "hit, %llu evictions, %llu preemptions\n",
+	    (unsigned long long)total,
+	    (unsigned long long)DCPD_COUNTER(prefix_hit_tokens),
+	    (unsigned long long)DCPD_COUNTER(prefix_lookup_tokens),
+	    (unsigned long long)DCPD_COUNTER(evictions),
+	    (unsigned long long)DCPD_COUNTER(preemptions));
+	/* It did what it is for. */
+	return total > 0 && (all < 20000 ||
+	    (DCPD_COUNTER(prefix_hit_tokens) > all &&
+	    DCPD_COUNTER(evictions) > all / 100 &&
+	    DCPD_COUNTER(preemptions) > all / 1000)) ?
+	    EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The prefix cache through the daemon: what is hit, and the same answers.
+"""The prefix cache and preemption through the daemon: the same answers.
 
 Real daemons with models/dcp-tiny on the CPU, f32 rows, heads split (TP) and
 the context sharded over eight ranks. Expected answers come from
@@ -159,6 +159,46 @@ class Cache(unittest.TestCase):
                             warm.prompt_logprobs[1:]):
                 self.assertEqual(x[0], y[0])
                 self.assertLess(abs(x[1] - y[1]), 1e-4)
+
+    # CASES 23
+    def test_outgrowing_the_pool_changes_no_answer(self):
+        """Eight at once, of which each could fill most of the pool."""
+        names = [e["name"] for e in self.ref.values() if "recall64" not in
+                 e["name"]][:8]
+        asks = [dict(tokens=self.ref[n]["ids"], max_tokens=350, **GREEDY,
+                     flags=D.IGNORE_EOS | D.LOGPROBS, top_logprobs=2)
+                for n in names]
+        base = gaps = None
+        for layout in LAYOUTS:
+            with self.subTest(layout):
+                if base is None:         # one after another, with room
+                    with daemon(layout, 100) as d, d.client() as c:
+                        base = c.batch(asks, 1)
+                        self.assertEqual(self.counter(d, "preemptions"), 0)
+                    gaps = [[top[0][1] - top[1][1] for _, _, top in
+                             a.logprobs] for a in base]
+                    # most of what can be asked comes before a tie
+                    asked = [next((i for i, x in enumerate(g) if x <= 1e-3),
+                                  350) for g in gaps]
+                    self.assertGreater(sum(asked), 8 * 100, asked)
+                with daemon(layout, 12) as d, d.client() as c:
+                    got = c.batch(asks, 8)
+                    self.assertGreater(self.counter(d, "preemptions"), 2)
+                    self.check(d)
+                for n, a, b, g in zip(names, got, base, gaps):
+                    self.assertEqual(a.error_text, None)
+                    self.assertEqual(len(a.tokens), 350)
+                    want = self.ref[n]["greedy"]
+                    self.assertEqual(a.tokens[:len(want)], want, n)
+                    self.assertIsNone(first_difference(a.tokens, b.tokens,
+                                                       g), n)
+
+    def test_never_fits_is_refused_with_the_numbers(self):
+        with daemon("tp8+dcp8", 20) as d, d.client() as c:
+            a = c.generate(tokens=self.ref["recall64-0"]["ids"],
+                           max_tokens=400, **GREEDY)
+            self.assertEqual(a.error, -90)          # EMSGSIZE
+            self.assertIn("1280", a.error_text)
 
     def test_what_dcpctl_refuses(self):
         with daemon("tp8", 20) as d:

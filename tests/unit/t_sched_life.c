@@ -317,7 +317,7 @@ START_TEST(hi_behind_a_cancelled_60k_prefill)
 	struct fk_req big = tokens(p, 60000, 100), hi = tokens(p, 3, 5000);
 	uint64_t idb, idh, passes;
 
-	fk_start(&F, (struct fk_spec){ .pages = 1000, .max_ctx = 64000 }, NULL);
+	fk_start(&F, (struct fk_spec){ .pages = 940, .max_ctx = 64000 }, NULL);
 	fk_gate(&F.e);
 	idb = submit(F.c, &big);
 	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);

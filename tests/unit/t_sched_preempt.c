@@ -1,0 +1,417 @@
+/*
+ * The scheduler when pages run out: who gives way, that answers are the same,
+ * that nothing locks up and nobody starves.
+ */
+#include "config.h"
+
+#include <check.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dcpd/admin/counters.h"
+#include "tests/unit/sched_fake.h"
+
+#define VOCAB 1000u
+
+static struct fk F;
+
+static struct fk_req
+tokens(const uint32_t *ids, uint32_t n, uint32_t max)
+{
+	return (struct fk_req){
+		.ids = ids, .n = n, .max_tokens = max,
+		.flags = DCP_IGNORE_EOS,
+	};
+}
+
+static uint64_t
+submit(const struct fk_req *q)
+{
+	struct dcpd_err err = { 0 };
+	uint64_t id;
+	int rc = fk_submit(F.s, F.c, q, &id, &err);
+
+	ck_assert_msg(rc == 0, "%s", err.text);
+	return id;
+}
+
+/* Until n requests are live and none of them is with the text workers. */
+static void
+wait_encoded(unsigned n)
+{
+	unsigned live = 0, text = 1;
+
+	while (live < n || text > 0) {
+		json_t *list = dcpd_sched_requests(F.s), *o;
+		size_t i;
+
+		live = (unsigned)json_array_size(list);
+		text = 0;
+		json_array_foreach(list, i, o)
+			text += strcmp(json_string_value(json_object_get(o,
+			    "state")), "text") == 0;
+		json_decref(list);
+		usleep(100);
+	}
+}
+
+static const struct fk_seen *
+expect(uint64_t id, const struct fk_req *q)
+{
+	const struct fk_seen *f = fk_wait(id);
+	uint32_t *want = calloc(q->max_tokens, sizeof *want);
+
+	ck_assert_msg(f->error == 0, "%s", f->error_text);
+	fk_expect(VOCAB, q->ids, q->n,
+	    q->flags & DCP_SEED ? &q->p.seed : NULL, UINT32_MAX, want,
+	    q->max_tokens);
+	ck_assert_uint_eq(f->n, q->max_tokens);
+	ck_assert_mem_eq(f->tokens, want, f->n * sizeof *want);
+	ck_assert_uint_eq(f->usage.completion_tokens, q->max_tokens);
+	ck_assert_uint_eq(f->after_end, 0);
+	free(want);
+	return f;
+}
+
+static void
+finish(void)
+{
+	struct dcpd_err err;
+
+	ck_assert_int_eq(fk_idle(&F), 0);
+	ck_assert_msg(dcpd_sched_check(F.s, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(fk_status(&F, "pages_used"), 0);
+	ck_assert_int_eq(fk_status(&F, "pages_free") +
+	    fk_status(&F, "pages_cached"), F.e.e.pages);
+	fk_stop(&F);
+}
+
+/* Long answers, given or not, are no reason to let fewer requests run. */
+START_TEST(nothing_is_reserved_for_answers)
+{
+	uint32_t *p = fk_prompt(VOCAB, 40, 1);
+	struct fk_req q[8];
+	uint64_t id[8];
+
+	fk_start(&F, (struct fk_spec){ .pages = 20 }, NULL);
+	fk_gate(&F.e);
+	for (unsigned i = 0; i < 8; i++) {
+		q[i] = tokens(p + i, 10, i % 2 == 0 ? 1000 : 0);
+		id[i] = submit(&q[i]);
+	}
+	wait_encoded(8);
+	fk_let(&F.e, 1);
+	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	ck_assert_int_eq(fk_status(&F, "running"), 8);
+	for (unsigned i = 0; i < 8; i++)
+		dcpd_sched_ipc_ops.cancel(F.s, F.c, id[i]);
+	fk_open_gate(&F.e);
+	for (unsigned i = 0; i < 8; i++)
+		ck_assert_uint_eq(fk_wait(id[i])->finish, DCP_FINISH_ABORT);
+	free(p);
+	finish();
+}
+END_TEST
+
+/*
+ * All together need several times the pool. Greedy and seeded answers, in
+ * every order and at every chunk, as if each had run alone.
+ */
+START_TEST(outgrowing_the_pool_changes_no_answer)
+{
+	static const uint32_t chunk[] = { 512, 64, 100, 7 };
+	enum { N = 8 };
+	uint32_t *p[N];
+	struct fk_req q[N];
+	uint64_t id[N];
+
+	fk_start(&F, (struct fk_spec){ .pages = 14, .chunk = chunk[_i],
+	    .dcp = 1u << _i }, NULL);
+	for (unsigned i = 0; i < N; i++) {
+		p[i] = fk_prompt(VOCAB, 150 + 10 * i, i);
+		q[i] = tokens(p[i], 150 + 10 * i, 400 - 20 * i);
+		if (i % 2 == 1) {
+			q[i].flags |= DCP_SEED | DCP_TEMPERATURE;
+			q[i].p.temperature = 1;
+			q[i].p.seed = 77 + i;
+		}
+		id[i] = submit(&q[i]);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		expect(id[i], &q[i]);
+		free(p[i]);
+	}
+	ck_assert_int_gt(fk_status(&F, "preemptions"), 3);
+	finish();
+}
+END_TEST
+
+/* The first is never held up: it takes as many passes as alone. */
+START_TEST(the_first_in_order_runs_as_if_alone)
+{
+	enum { N = 5, OUT = 500 };
+	uint32_t *p = fk_prompt(VOCAB, 200, 1);
+	struct fk_req q[N];
+	uint64_t id[N];
+	uint32_t decodes = 0;
+
+	fk_start(&F, (struct fk_spec){ .pages = 12 }, NULL);
+	fk_gate(&F.e);
+	for (unsigned i = 0; i < N; i++) {
+		q[i] = tokens(p + i, 190, OUT);
+		id[i] = submit(&q[i]);
+		if (i == 0)	/* it is the first, then */
+			ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	}
+	wait_encoded(N);
+	fk_open_gate(&F.e);
+	expect(id[0], &q[0]);
+	fk_gate(&F.e);
+	for (unsigned i = 1; i < N; i++)
+		ck_assert(!fk_look(id[i]).done);
+	fk_open_gate(&F.e);
+	for (unsigned i = 0; i < N; i++)
+		expect(id[i], &q[i]);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	/* From its prefill on, every decode pass has its row until the end. */
+	for (size_t i = 1; i < F.e.n_log && decodes < OUT - 1; i++)
+		if (F.e.log[i].pass == DCPK_DECODE) {
+			ck_assert_uint_eq(F.e.log[i].first[0],
+			    fk_wait(id[0])->tokens[decodes]);
+			decodes++;
+		}
+	ck_assert_uint_eq(decodes, OUT - 1);
+	ck_assert_int_gt(fk_status(&F, "preemptions"), 0);
+	free(p);
+	finish();
+}
+END_TEST
+
+/*
+ * The bound of admit.c: the k-th has ended when each of those before it, and
+ * it, could have run alone: its prefill twice over (as it has half a chunk at
+ * least), and a step for each token.
+ */
+START_TEST(nobody_starves)
+{
+	enum { N = 6, CHUNK = 64 };
+	uint32_t *p[N], bound = 0;
+	struct fk_req q[N];
+	uint64_t id[N];
+
+	fk_start(&F, (struct fk_spec){ .pages = 10, .chunk = CHUNK }, NULL);
+	fk_gate(&F.e);
+	for (unsigned i = 0; i < N; i++) {
+		p[i] = fk_prompt(VOCAB, 100, i);
+		q[i] = tokens(p[i], 100, 500);	/* 10 pages: all there are */
+		id[i] = submit(&q[i]);
+		if (i == 0)
+			ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	}
+	wait_encoded(N);
+	for (unsigned i = 0; i < N; i++) {
+		/* Two passes a step; and a few for the news to arrive. */
+		bound += 2 * (2 * 600 / CHUNK + 1 + 500);
+		while (!fk_look(id[i]).done) {
+			ck_assert_uint_le(fk_passes(&F.e), bound + 10);
+			fk_let(&F.e, 1);
+			usleep(50);
+			if (fk_at_gate(&F.e, 20) != 0)
+				break;
+		}
+	}
+	fk_open_gate(&F.e);
+	for (unsigned i = 0; i < N; i++) {
+		expect(id[i], &q[i]);
+		free(p[i]);
+	}
+	ck_assert_int_gt(fk_status(&F, "preemptions"), 0);
+	finish();
+}
+END_TEST
+
+/* Counts of generated tokens go on where they were. */
+START_TEST(penalties_of_a_resumed_request_go_on)
+{
+	enum { OUT = 250 };
+	uint32_t *p = fk_prompt(VOCAB, 300, 1), out[VOCAB] = { 0 };
+	struct fk_req a = tokens(p, 100, 400), b = tokens(p + 150, 100, OUT);
+	uint64_t ida, idb;
+	const struct fk_seen *f;
+
+	fk_start(&F, (struct fk_spec){ .pages = 8 }, NULL);
+	b.p.frequency_penalty = 0.5f;
+	fk_gate(&F.e);
+	ida = submit(&a);
+	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	idb = submit(&b);
+	wait_encoded(2);
+	fk_open_gate(&F.e);
+	expect(ida, &a);
+	f = expect(idb, &b);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	ck_assert_int_gt(fk_status(&F, "preemptions"), 0);
+	ck_assert_uint_eq(F.e.last.index, OUT - 1);
+	for (unsigned i = 0; i < OUT - 1; i++)
+		out[f->tokens[i]]++;
+	for (uint32_t i = 0; i < F.e.n_adj; i++) {
+		ck_assert_uint_eq(F.e.adj[i].out_count,
+		    out[F.e.adj[i].token]);
+		out[F.e.adj[i].token] = 0;
+	}
+	for (uint32_t t = 0; t < VOCAB; t++)
+		ck_assert_uint_eq(out[t], 0);
+	/* Its hit is what it found first, not what it came back to. */
+	ck_assert_uint_eq(f->usage.cached_tokens, 0);
+	free(p);
+	finish();
+}
+END_TEST
+
+/* A prompt that is scored gives way in the middle: each token comes once. */
+START_TEST(an_echoed_prompt_gives_way)
+{
+	static const uint32_t flags[] = {
+		DCP_ECHO, DCP_ECHO | DCP_LOGPROBS };
+	uint32_t *p = fk_prompt(VOCAB, 900, 1);
+	struct fk_req a = tokens(p, 60, 300), b = tokens(p + 100, 500, 5);
+	const struct fk_seen *f;
+	uint64_t ida, idb;
+
+	fk_start(&F, (struct fk_spec){ .pages = 10, .chunk = 4 }, NULL);
+	b.flags |= flags[_i];
+	fk_gate(&F.e);
+	ida = submit(&a);
+	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	fk_let(&F.e, 10);
+	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	idb = submit(&b);
+	wait_encoded(2);
+	fk_open_gate(&F.e);
+	expect(ida, &a);
+	f = expect(idb, &b);
+	ck_assert_int_gt(fk_status(&F, "preemptions"), 0);
+	ck_assert_uint_eq(f->n_prompt, 500);
+	ck_assert_mem_eq(f->prompt, b.ids, 500 * sizeof *p);
+	for (uint32_t i = 1; i < 500 && _i == 1; i++)
+		ck_assert_float_eq(f->prompt_lps[i],
+		    fk_logprob(VOCAB, b.ids, i, b.ids[i]));
+	free(p);
+	finish();
+}
+END_TEST
+
+/* A higher class takes a slot, and pages, from a lower one; it comes back. */
+START_TEST(a_higher_class_does_not_wait_for_a_lower)
+{
+	uint32_t *p = fk_prompt(VOCAB, 900, 1);
+	struct fk_req low = tokens(p, 300, 200), high = tokens(p + 301, 400, 9);
+	struct fk_req same = tokens(p + 50, 300, 5);
+	uint64_t idl, idh, ids;
+
+	fk_start(&F, (struct fk_spec){ .pages = _i == 0 ? 256 : 9,
+	    .max_running = _i == 0 ? 1 : 8 }, NULL);
+	F.e.step_us = 300;
+	high.p.priority = 1;
+	idl = submit(&low);
+	ck_assert_int_eq(fk_wait_tokens(idl, 3, 5000), 0);
+	ids = submit(&same);
+	idh = submit(&high);
+	expect(idh, &high);
+	ck_assert(!fk_look(idl).done);
+	ck_assert_uint_eq(fk_look(ids).n, 0);
+	expect(idl, &low);
+	expect(ids, &same);
+	/* Only the class counts: the one that came later waited. */
+	ck_assert_uint_gt(fk_wait(ids)->t_first, fk_wait(idl)->t_done);
+	ck_assert_int_eq(fk_status(&F, "preemptions"), 1);
+	free(p);
+	finish();
+}
+END_TEST
+
+/* It holds no pages while it waits; its end comes at once all the same. */
+START_TEST(cancelled_and_past_its_deadline_after_giving_way)
+{
+	uint32_t *p = fk_prompt(VOCAB, 900, 1);
+	struct fk_req a = tokens(p, 100, 400), b = tokens(p + 200, 100, 400);
+	uint64_t ida, idb;
+
+	fk_start(&F, (struct fk_spec){ .pages = 8 }, NULL);
+	F.e.step_us = 500;
+	if (_i == 1)
+		b.p.deadline_ms = 250;
+	ida = submit(&a);
+	ck_assert_int_eq(fk_wait_tokens(ida, 1, 5000), 0);
+	idb = submit(&b);
+	while (fk_status(&F, "preemptions") == 0)
+		usleep(200);
+	F.e.step_us = 20000;		/* a does not end before */
+	if (_i == 0)
+		dcpd_sched_ipc_ops.cancel(F.s, F.c, idb);
+	ck_assert_uint_eq(fk_wait(idb)->finish, DCP_FINISH_ABORT);
+	ck_assert_uint_gt(fk_wait(idb)->n, 0);
+	ck_assert(!fk_look(ida).done);
+	F.e.step_us = 0;
+	expect(ida, &a);
+	finish();
+	free(p);
+}
+END_TEST
+
+/* A short prompt behind a long one: at most the pass that runs, and its own. */
+START_TEST(hi_behind_a_60k_prefill_answers_within_two_chunks)
+{
+	uint32_t *p = fk_prompt(VOCAB, 60100, 1);
+	struct fk_req big = tokens(p, 60000, 5), hi = tokens(p + 60050, 3, 5);
+	uint64_t idb, idh, passes;
+
+	fk_start(&F, (struct fk_spec){ .pages = 1000, .max_ctx = 64000 }, NULL);
+	fk_gate(&F.e);
+	idb = submit(&big);
+	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	fk_let(&F.e, 20);
+	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	idh = submit(&hi);
+	wait_encoded(2);
+	passes = fk_passes(&F.e);
+	fk_let(&F.e, 2);
+	ck_assert_int_eq(fk_wait_tokens(idh, 1, 5000), 0);
+	ck_assert_uint_le(fk_passes(&F.e), passes + 2);
+	fk_open_gate(&F.e);
+	expect(idh, &hi);
+	expect(idb, &big);
+	free(p);
+	finish();
+}
+END_TEST
+
+int
+main(void)
+{
+	Suite *s = suite_create("sched_preempt");
+	TCase *t = tcase_create("preempt");
+	SRunner *r;
+	int failed;
+
+	tcase_set_timeout(t, 60);
+	tcase_add_test(t, nothing_is_reserved_for_answers);
+	tcase_add_loop_test(t, outgrowing_the_pool_changes_no_answer, 0, 4);
+	tcase_add_test(t, the_first_in_order_runs_as_if_alone);
+	tcase_add_test(t, nobody_starves);
+	tcase_add_test(t, penalties_of_a_resumed_request_go_on);
+	tcase_add_loop_test(t, an_echoed_prompt_gives_way, 0, 2);
+	tcase_add_loop_test(t, a_higher_class_does_not_wait_for_a_lower, 0, 2);
+	tcase_add_loop_test(t, cancelled_and_past_its_deadline_after_giving_way,
+	    0, 2);
+	tcase_add_test(t, hi_behind_a_60k_prefill_answers_within_two_chunks);
+	suite_add_tcase(s, t);
+	r = srunner_create(s);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
