@@ -458,10 +458,15 @@ bench_ipc_main(int argc, char **argv)
 	char dir[] = "/tmp/dcp-bench-XXXXXX";
 	unsigned n = 20000, tokens = 2000000;
 	bool json = false;
+	static const struct option longs[] = {
+		{ "json", no_argument, NULL, 'j' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
 	int c, rc;
 
 	optind = 1;
-	while ((c = getopt(argc, argv, "jhn:t:")) != -1) {
+	while ((c = getopt_long(argc, argv, "jhn:t:", longs, NULL)) != -1) {
 		if (c == 'j')
 			json = true;
 		else if (c == 'h')

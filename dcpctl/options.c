@@ -130,8 +130,8 @@ option(int argc, char **argv, int *i, const struct ctl_opt *opts)
 	if (o == NULL)
 		o = find(ctl_common_options, name, len, arg[1] != '-');
 	if (o == NULL)
-		return ctl_fail(CTL_USAGE, "%s: no such option; see dcpctl %s "
-		    "--help", arg, argv[0]);
+		return ctl_fail(CTL_USAGE, "%s: no such option; see dcpctl "
+		    "help, or --help after a command", arg);
 	if (o->type == CTL_FLAG && eq != NULL)
 		return ctl_fail(CTL_USAGE, "--%s takes no value", o->name);
 	value = eq != NULL ? eq + 1 : NULL;

@@ -168,7 +168,10 @@ ctl_connect(struct dcp **out)
 	if (rc == -ETIMEDOUT || rc == -EAGAIN)
 		return ctl_fail(CTL_DEGRADED, "%s: dcpd does not answer; it "
 		    "may be loading, see dcpctl status", ctl_socket());
-	return ctl_fail(CTL_FAILED, "%s: %s", ctl_socket(), why(rc));
+	/* The library's text names the socket. */
+	if (dcp_error_text()[0] != '\0')
+		return ctl_fail(CTL_FAILED, "%s", dcp_error_text());
+	return ctl_fail(CTL_FAILED, "%s: %s", ctl_socket(), strerror(-rc));
 }
 
 /* CTL_OK and *last when the request's last event was handed over. */

@@ -234,8 +234,7 @@ dcpd_daemon_plan(struct dcpd_daemon *d, struct dcpd_err *err)
 	    (rc = plan_input(d, &topo, &in, err)) != 0)
 		return rc;
 	rc = make_plan(o, &in, &plan, err);
-	if (rc != 0 && !DCPD_GIVEN(o, kv_bytes) &&
-	    !DCPD_GIVEN(o, mem_fraction) && in.device_bytes != 0) {
+	if (rc != 0 && !DCPD_GIVEN(o, mem_fraction) && in.device_bytes != 0) {
 		/* A plan may be made here for a larger machine. */
 		dcpd_log(LOG_WARNING, "not on this machine: %s", err->text);
 		in.device_bytes = 0;

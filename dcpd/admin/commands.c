@@ -176,6 +176,11 @@ drain(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 static json_t *
 resume(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 {
+	if (run->state == DCPD_STOPPING || run->state == DCPD_FAILED) {
+		dcpd_fail(err, -EBUSY, "the daemon is ending: it takes no new "
+		    "requests; start it again when it has ended");
+		return NULL;
+	}
 	return set_draining(run, false, err);
 }
 

@@ -37,7 +37,8 @@ load_module(const struct dcpk_backend **out, struct dcpd_err *err)
 	snprintf(path, sizeof path, "%s/" MODULE, module_dir());
 	if (access(path, F_OK) != 0)
 		return dcpd_fail(err, -ENOENT, "--device cuda: no CUDA module: "
-		    "%.200s is not there, dcpd was built without it; use "
+		    "%.200s is not there, dcpd was built without it or it is "
+		    "not installed (DCPD_MODULE_DIR: another folder); use "
 		    "--device cpu, or install the module of this release",
 		    path);
 	so = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -196,7 +196,7 @@ may_enter(struct dcpd_sched *s, const struct dcpd_submit *sub,
 	if (s->stopping || s->draining)
 		return dcpd_fail(err, -ESHUTDOWN, "%s", s->stopping ?
 		    stopping_text : "the daemon is draining: it takes no new "
-		    "requests (dcpctl resume ends that)");
+		    "requests");
 	if (s->n_live - s->n_run >= s->c.queue_max)
 		return dcpd_fail(err, -EAGAIN, "%u requests run and %u wait, "
 		    "the most that may: try again later, or raise --queue-max",

@@ -112,12 +112,20 @@ stop 0
 wait $client || fail "the drained request"
 json "$work/o" 'len(o["tokens"]) == 1000'
 
-# A second SIGTERM does not wait for it.
+# A second SIGTERM does not wait for it; resume does not undo the first.
 start --engine null --null-step-us 10000
 ctl generate --tokens 1 --max-tokens 100000 -j >/dev/null 2>&1 &
 client=$!
 until_request
 kill -TERM "$daemon"
+n=0
+until ctl status | grep -q stopping; do
+	n=$((n + 1))
+	[ $n -lt 100 ] || fail "SIGTERM does not show in status"
+	sleep 0.05
+done
+ctl resume 2>"$work/err" && fail "resume undid the end of the daemon"
+grep -q "is ending" "$work/err" || fail "resume: $(cat "$work/err")"
 sleep 0.3
 kill -0 "$daemon" 2>/dev/null || fail "did not drain"
 t=$(now_ms)
