@@ -39,6 +39,26 @@ submit(const struct fk_req *q)
 	return id;
 }
 
+/* Until n requests are live and none of them is with the text workers. */
+static void
+wait_encoded(unsigned n)
+{
+	unsigned live = 0, text = 1;
+
+	while (live < n || text > 0) {
+		json_t *list = dcpd_sched_requests(F.s), *o;
+		size_t i;
+
+		live = (unsigned)json_array_size(list);
+		text = 0;
+		json_array_foreach(list, i, o)
+			text += strcmp(json_string_value(json_object_get(o,
+			    "state")), "text") == 0;
+		json_decref(list);
+		usleep(100);
+	}
+}
+
 /* The right answer, and so many prompt tokens from the cache. */
 static const struct fk_seen *
 expect(uint64_t id, const struct fk_req *q, uint32_t cached)
@@ -228,6 +248,7 @@ START_TEST(one_prompt_by_many_at_once_is_computed_once)
 	fk_gate(&F.e);
 	for (unsigned i = 0; i < N; i++)
 		id[i] = submit(&q);
+	wait_encoded(N);
 	fk_open_gate(&F.e);
 	for (unsigned i = 0; i < N; i++) {
 		const struct fk_seen *f = fk_wait(id[i]);
@@ -241,6 +262,30 @@ START_TEST(one_prompt_by_many_at_once_is_computed_once)
 	ck_assert_int_le(fk_status(&F, "prefill_rows"),
 	    LEN + (N - 1) * (40 + 100));
 	ck_assert_int_le(fk_status(&F, "pages_cached"), 15);
+	free(p);
+	finish();
+}
+END_TEST
+
+/* The page that it had begun goes, and another's takes its place. */
+START_TEST(a_page_that_another_finished_first_is_taken)
+{
+	uint32_t *p = fk_prompt(VOCAB, 150, 1);
+	struct fk_req q = tokens(p, 150, 4);
+	uint64_t id[2];
+
+	fk_start(&F, (struct fk_spec){ .chunk = 100 }, NULL);
+	fk_gate(&F.e);
+	id[0] = submit(&q);
+	ck_assert_int_eq(fk_at_gate(&F.e, 5000), 0);
+	id[1] = submit(&q);
+	wait_encoded(2);
+	fk_open_gate(&F.e);
+	/* 100 rows; 50 and, behind the first page, 50; from 128 on. */
+	expect(id[0], &q, 0);
+	expect(id[1], &q, 64);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	ck_assert_int_eq(fk_status(&F, "prefill_rows"), 150 + 50 + 22);
 	free(p);
 	finish();
 }
@@ -354,6 +399,7 @@ main(void)
 	tcase_add_test(t, cache_salt_separates);
 	tcase_add_test(t, echo_and_the_cache);
 	tcase_add_test(t, one_prompt_by_many_at_once_is_computed_once);
+	tcase_add_test(t, a_page_that_another_finished_first_is_taken);
 	tcase_add_test(t, alternating_sessions_keep_their_hits);
 	tcase_add_test(t, evicted_and_computed_again);
 	tcase_add_test(t, dropped_by_the_admin);
