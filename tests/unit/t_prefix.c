@@ -128,6 +128,7 @@ END_TEST
 START_TEST(salts_share_nothing)
 {
 	uint32_t a[8], b[8], c[8];
+	char salt[3] = "s0";
 
 	open_tree(PAGES);
 	use(NULL, "abc", a);
@@ -141,6 +142,12 @@ START_TEST(salts_share_nothing)
 	dcpd_prefix_release(T, a, 3);
 	dcpd_prefix_release(T, b, 3);
 	dcpd_prefix_release(T, c, 2);
+	/* Many of one text, in the same buckets, too. */
+	for (; salt[1] < '0' + 30; salt[1]++) {
+		ck_assert_uint_eq(hit(salt, "a"), 0);
+		use_and_leave(salt, "a");
+		ck_assert_uint_eq(hit(salt, "a"), 1);
+	}
 	close_tree();
 }
 END_TEST
