@@ -62,7 +62,7 @@ int dcpd_sched_cancel(struct dcpd_sched *, uint64_t id);
 void dcpd_sched_drain(struct dcpd_sched *, bool on);	/* refuse new ones */
 bool dcpd_sched_idle(struct dcpd_sched *);
 int dcpd_sched_check(struct dcpd_sched *, struct dcpd_err *);	/* invariant */
-json_t *dcpd_sched_cache(struct dcpd_sched *);		/* of the prefix cache */
+json_t *dcpd_sched_cache(struct dcpd_sched *);		/* its numbers */
 /* Frees every cached page that no request holds; *pages: how many. */
 int dcpd_sched_cache_drop(struct dcpd_sched *, uint32_t *pages,
     struct dcpd_err *);

@@ -126,7 +126,7 @@ struct req {
 	bool admitted;			/* [step] it ran; stays set after */
 	bool reserved;			/* step thread: room in its stream */
 	uint32_t preempted;		/* [step] times that it gave way */
-	uint32_t share;			/* step thread: rows of the next chunk */
+	uint32_t share;			/* step thread: rows of next chunk */
 	bool skip;			/* step thread: sits this step out */
 	bool encoded;			/* [lock] the encode job is done */
 
