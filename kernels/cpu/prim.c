@@ -459,3 +459,18 @@ dcpc_route(uint32_t *ids, float *w, const float *logits, const float *bias,
 		w[i] = (m->norm_topk ? w[i] / (sum + 1e-20f) : w[i]) *
 		    m->routed_scale;
 }
+
+void
+dcpc_pack_mat(void *dst, const void *src, uint32_t n, uint32_t k, bool bf16)
+{
+	const size_t el = bf16 ? 2 : 4;
+	const char *s = src;
+	char *d = dst;
+	uint32_t t, p, i;
+
+	for (t = 0; t < n; t += DCPC_PACK)
+		for (p = 0; p < k; p++)
+			for (i = 0; i < DCPC_PACK; i++, d += el)
+				memcpy(d, s + ((size_t)(t + i) * k + p) * el,
+				    el);
+}

@@ -12,12 +12,21 @@
 
 #include "kernels/kernels.h"
 
-struct dcpc_mat {		/* weights [n][k], row j at data + j*ld */
+/*
+ * Weights [n][k]: row j at data + j*ld. Packed: tiles of 16 rows, n a multiple
+ * of 16, element (j, p) at data + (j/16*ld + p)*16 + j%16, so that a vector of
+ * weights belongs to as many outputs and nothing is added across lanes.
+ */
+struct dcpc_mat {
 	const void *data;	/* f32 or bf16 */
 	uint32_t n, k;
 	size_t ld;		/* elements */
-	bool bf16;
+	bool bf16, packed;
 };
+#define DCPC_PACK 16u
+/* Rows [n][k], tight, into the packed order. */
+void dcpc_pack_mat(void *dst, const void *src, uint32_t n, uint32_t k,
+    bool bf16);
 
 struct dcpc_rows {		/* pool or gather buffer of KV rows */
 	const void *data;

@@ -28,6 +28,9 @@
 #define VR 2u
 #define GEMM_MR 6u
 #define GEMM_TILES(X) X(6, 2) X(4, 2) X(2, 4) X(1, 8)
+#define PACKED_MR 3u
+#define PACKED_TR 2u
+#define PACKED_TR1 4u
 
 typedef __m256 vf;
 

@@ -28,6 +28,9 @@
 #define VR 4u
 #define GEMM_MR 6u
 #define GEMM_TILES(X) X(6, 4) X(4, 4) X(2, 8) X(1, 8)
+#define PACKED_MR 6u
+#define PACKED_TR 4u
+#define PACKED_TR1 8u
 
 typedef __m512 vf;
 

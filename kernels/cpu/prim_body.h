@@ -8,6 +8,7 @@
  *  gemm	in blocks of GEMM_K columns, one block after the other. Within
  *		one, lane l of an accumulator takes k = l, l+VN, l+2*VN, ...;
  *		then v_hsum adds the lanes, always in the same tree.
+ *		Packed weights: k from 0, one output a lane.
  *  attend	the dot products as gemm; o sums the keys in list order.
  *  index_scores	a dot product goes through dim from 0; heads from 0.
  * A tile only says how many such sums are in flight. Tails of a row are
@@ -180,6 +181,83 @@ gemm_rows(float *y, size_t ldy, const float *x, size_t ldx, uint32_t m,
 	GEMM_TILES(GEMM_ROWS)
 }
 
+/* --- gemm with packed weights ------------------------------------------ */
+
+#define PV (DCPC_PACK / VN)	/* vectors of a tile's row */
+
+/*
+ * mr rows of x by tr tiles of 16 columns over all of k, in order of k: mr*tr*PV
+ * accumulators. Every output has its own lane, so there is no last sum.
+ */
+INLINE void
+packed_tile(float *y, size_t ldy, const float *x, size_t ldx, const void *w,
+    size_t tile, uint32_t k, bool add, bool bf16, uint32_t mr, uint32_t tr)
+{
+	vf acc[32], b[16], s;
+	uint32_t i, v, p;
+
+	UNROLL for (i = 0; i < mr * tr * PV; i++)
+		acc[i] = v_zero();
+	for (p = 0; p < k; p++) {
+		UNROLL for (v = 0; v < tr * PV; v++)
+			b[v] = load_w(w, v / PV * tile + p * DCPC_PACK +
+			    v % PV * VN, bf16);
+		UNROLL for (i = 0; i < mr; i++) {
+			s = v_set1(x[i * ldx + p]);
+			UNROLL for (v = 0; v < tr * PV; v++)
+				acc[i * tr * PV + v] = v_fma(s, b[v],
+				    acc[i * tr * PV + v]);
+		}
+	}
+	UNROLL for (i = 0; i < mr; i++)
+		UNROLL for (v = 0; v < tr * PV; v++) {
+			float *to = y + i * ldy + v * VN;
+
+			v_store(to, add ? v_add(v_load(to),
+			    acc[i * tr * PV + v]) : acc[i * tr * PV + v]);
+		}
+}
+
+/* tr tiles of columns from column j: all rows, so the weights stay cached. */
+#define PACKED_COLS(mr, tr) \
+	for (; i + (mr) <= m; i += (mr)) { \
+		if (w->bf16) \
+			packed_tile(y + i * ldy + j, ldy, x + i * ldx, ldx, \
+			    d, w->ld * DCPC_PACK, w->k, add, true, mr, tr); \
+		else \
+			packed_tile(y + i * ldy + j, ldy, x + i * ldx, ldx, \
+			    d, w->ld * DCPC_PACK, w->k, add, false, mr, tr); \
+	}
+
+static void
+gemm_packed(float *y, size_t ldy, const float *x, size_t ldx, uint32_t m,
+    const struct dcpc_mat *w, uint32_t n0, uint32_t n1, bool add)
+{
+	const size_t size = w->bf16 ? 2 : 4;
+	const char *d;
+	uint32_t i, j = n0;
+
+	/* One row: as many sums in flight as hide an addition's latency. */
+	for (; m == 1 && n1 - j >= PACKED_TR1 * DCPC_PACK;
+	    j += PACKED_TR1 * DCPC_PACK) {
+		d = (const char *)w->data + j * w->ld * size;
+		i = 0;
+		PACKED_COLS(1, PACKED_TR1)
+	}
+	for (; n1 - j >= PACKED_TR * DCPC_PACK; j += PACKED_TR * DCPC_PACK) {
+		d = (const char *)w->data + j * w->ld * size;
+		i = 0;
+		PACKED_COLS(PACKED_MR, PACKED_TR)
+		PACKED_COLS(1, PACKED_TR)
+	}
+	for (; j < n1; j += DCPC_PACK) {
+		d = (const char *)w->data + j * w->ld * size;
+		i = 0;
+		PACKED_COLS(PACKED_MR, 1)
+		PACKED_COLS(1, 1)
+	}
+}
+
 /*
  * Few rows: the weights pass by once, row after row, as memory likes it. Many
  * rows: a tile's rows of x stay in the L1 cache for one block of k, and the
@@ -191,6 +269,10 @@ gemm(float *y, size_t ldy, const float *x, size_t ldx, uint32_t m,
 {
 	uint32_t k0, k1, j0, j1;
 
+	if (w->packed) {
+		gemm_packed(y, ldy, x, ldx, m, w, n0, n1, add);
+		return;
+	}
 	if (m <= GEMM_MR || w->k <= VN) {
 		gemm_rows(y, ldy, x, ldx, m, w, n0, n1, 0, w->k, add);
 		return;
@@ -343,7 +425,7 @@ attend(float *o, float *lse, const float *q, uint32_t heads,
 	float *key = tmp, *p = key + ATTEND_KEYS * ld;
 	float *max = p + (size_t)heads * ATTEND_KEYS;
 	float *sum = max + heads, *keep = sum + heads;
-	struct dcpc_mat mat = { key, 0, c + r, ld, false };
+	struct dcpc_mat mat = { key, 0, c + r, ld, false, false };
 	uint32_t b, i, h, nb;
 
 	memset(o, 0, (size_t)heads * c * sizeof(*o));

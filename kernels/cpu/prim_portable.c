@@ -21,6 +21,9 @@
 #define VR 4u
 #define GEMM_MR 4u
 #define GEMM_TILES(X) X(4, 2) X(2, 4) X(1, 8)
+#define PACKED_MR 4u
+#define PACKED_TR 1u
+#define PACKED_TR1 2u
 
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));

@@ -73,7 +73,8 @@ one(struct dcpk_ctx *c, const struct dcpc_w *w, uint32_t k0, uint32_t k,
 
 	if (m.n == 0 || k == 0)
 		return;
-	m.data = (const char *)m.data + (size_t)k0 * (m.bf16 ? 2 : 4);
+	m.data = (const char *)m.data + (size_t)k0 * (m.bf16 ? 2 : 4) *
+	    (m.packed ? DCPC_PACK : 1);
 	m.k = k;
 	if (w->act != DCPC_ACT_NONE)
 		x = quantised(c, w, x, &ldx, rows, k, tmp);

@@ -159,7 +159,7 @@ keep_matrix(struct dcpk_ctx *c, struct dcpc_w *out,
 	if (out->loaded)
 		return fail(err, -EEXIST, "layer %u, tensor %d: given twice",
 		    w->layer, (int)w->tensor);
-	out->m = (struct dcpc_mat){ NULL, n, k, k, el == 2 };
+	out->m = (struct dcpc_mat){ NULL, n, k, k, el == 2, false };
 	out->act = act_of(c, w);
 	out->act_scale = w->act_scale;
 	out->loaded = true;
@@ -184,6 +184,25 @@ keep_matrix(struct dcpk_ctx *c, struct dcpc_w *out,
 	out->m.data = data;
 	charge(c, w, (uint64_t)n * k * el);
 	return 0;
+}
+
+/* Into the packed order, if the shape allows it and memory is there. */
+static void
+pack(struct dcpc_w *w)
+{
+	struct dcpc_mat *m = &w->m;
+	char *d;
+
+	if (m->data == NULL || m->n % DCPC_PACK != 0)
+		return;
+	d = aligned_alloc(64, ((size_t)m->n * m->k * (m->bf16 ? 2 : 4) + 127) /
+	    64 * 64);
+	if (d == NULL)
+		return;
+	dcpc_pack_mat(d, m->data, m->n, m->k, m->bf16);
+	free((void *)m->data);
+	m->data = d;
+	m->packed = true;
 }
 
 static int
@@ -220,7 +239,7 @@ keep_router(struct dcpk_ctx *c, struct dcpc_w *out,
 	if (rc != 0)
 		return rc;
 	out->m = (struct dcpc_mat){ v, w->n1 - w->n0, w->k1 - w->k0,
-		w->k1 - w->k0, false };
+		w->k1 - w->k0, false, false };
 	out->loaded = true;
 	return 0;
 }
@@ -242,13 +261,14 @@ keep_head(struct dcpc_w *out, const struct dcpc_mat *all, uint32_t row0,
 				memcpy(d + (j * rows + i) * el,
 				    s + (i * c + j) * el, el);
 		out->m = (struct dcpc_mat){ d, (uint32_t)c, rows, rows,
-			all->bf16 };
+			all->bf16, false };
 	} else {
 		memcpy(d, s, rows * c * el);
 		out->m = (struct dcpc_mat){ d, rows, (uint32_t)c, c,
-			all->bf16 };
+			all->bf16, false };
 	}
 	out->loaded = true;
+	pack(out);
 	return 0;
 }
 
@@ -338,6 +358,7 @@ dcpc_load(struct dcpk_ctx *c, const struct dcpk_weight *w,
 	struct dcpc_w *mat;
 	float **vec;
 	uint32_t r;
+	int rc;
 
 	if (w->layer >= m->layers + m->mtp_layers || w->ranks == 0 ||
 	    w->n1 > w->n || w->k1 > w->k || w->n0 > w->n1 || w->k0 > w->k1 ||
@@ -357,8 +378,13 @@ dcpc_load(struct dcpk_ctx *c, const struct dcpk_weight *w,
 	if (vec != NULL)
 		return keep_f32(c, vec, w, err);
 	mat = matrix_of(c, l, w, r);
-	return mat != NULL ? keep_matrix(c, mat, w, err) :
-	    fail(err, -EINVAL, "unknown tensor %d", (int)w->tensor);
+	if (mat == NULL)
+		return fail(err, -EINVAL, "unknown tensor %d",
+		    (int)w->tensor);
+	rc = keep_matrix(c, mat, w, err);
+	if (rc == 0 && w->tensor != DCPK_T_EMBED)	/* read by rows */
+		pack(mat);
+	return rc;
 }
 
 /* --- ready ------------------------------------------------------------- */

@@ -175,7 +175,7 @@ bench_gemm(uint32_t m, uint32_t n, uint32_t k, bool bf16, double peak,
     double bw)
 {
 	struct gemm_job j = { floats((size_t)m * n), floats((size_t)m * k), m,
-	    0, m > 8 ? 240 : 512, { NULL, n, k, k, bf16 } };
+	    0, m > 8 ? 240 : 512, { NULL, n, k, k, bf16, false } };
 	double t, bytes = (double)n * k * (bf16 ? 2 : 4);
 	double flops = 2.0 * m * n * k;
 	void *w = mem((size_t)bytes);

@@ -51,7 +51,7 @@ check_gemm(const struct dcpc_prims *p, uint32_t m, uint32_t n, uint32_t k,
     bool bf16)
 {
 	size_t ldx = k + rnd(5), ldy = n + rnd(5), i, j, l;
-	struct dcpc_mat w = { NULL, n, k, k + rnd(5), bf16 };
+	struct dcpc_mat w = { NULL, n, k, k + rnd(5), bf16, false };
 	float *x = random_floats(m * ldx), *y = random_floats(m * ldy);
 	float *old = malloc(m * ldy * sizeof(*y));
 	uint32_t n0 = rnd(n), n1 = n0 + 1 + rnd(n - n0);
@@ -135,6 +135,82 @@ START_TEST(gemm_is_the_same_in_any_tile)
 		free(all);
 		free(part);
 	}
+}
+END_TEST
+
+/*
+ * Packed weights: columns k0..k0+kk of a matrix (a strided view), against
+ * double sums over the plain matrix; any part of the call gives the same bits.
+ */
+static void
+check_packed(const struct dcpc_prims *p, uint32_t m, uint32_t tiles,
+    uint32_t k, bool bf16)
+{
+	uint32_t n = tiles * DCPC_PACK, k0 = rnd(k), kk = 1 + rnd(k - k0);
+	uint32_t n0 = rnd(tiles) * DCPC_PACK, mm, m0 = rnd(m);
+	uint32_t n1 = n0 + (1 + rnd(tiles - n0 / DCPC_PACK)) * DCPC_PACK;
+	size_t el = bf16 ? 2 : 4, ldx = kk + rnd(5), ldy = n + rnd(5), i, j, l;
+	struct dcpc_mat plain = { NULL, n, k, k, bf16, false }, w;
+	float *x = random_floats(m * ldx), *y = random_floats(m * ldy);
+	float *old = malloc(m * ldy * 4), *part = malloc(m * ldy * 4);
+	char *packed = malloc(n * k * el);
+	bool add = rnd(2);
+
+	plain.data = bf16 ? (void *)random_bf16((size_t)n * k) :
+	    (void *)random_floats((size_t)n * k);
+	dcpc_pack_mat(packed, plain.data, n, k, bf16);
+	w = plain;
+	w.packed = true;
+	w.data = packed + k0 * DCPC_PACK * el;
+	w.k = kk;
+	memcpy(old, y, m * ldy * 4);
+	memcpy(part, y, m * ldy * 4);
+	p->gemm(y, ldy, x, ldx, m, &w, 0, n, add);
+	for (i = 0; i < m; i++)
+		for (j = 0; j < ldy; j++) {
+			double sum = add || j >= n ? old[i * ldy + j] : 0;
+			double mag = fabs(sum);
+
+			for (l = 0; j < n && l < kk; l++) {
+				double t = x[i * ldx + l] *
+				    weight_at(&plain, j, k0 + l);
+
+				sum += t;
+				mag += fabs(t);
+			}
+			ck_assert_msg(fabs(y[i * ldy + j] - sum) <=
+			    2e-6 * (1 + mag), "%s m %u n %u k %u+%u bf16 %d: "
+			    "y[%zu][%zu] %.9g, not %.9g", p->isa, m, n, k0, kk,
+			    bf16, i, j, y[i * ldy + j], sum);
+		}
+	mm = 1 + rnd(m - m0);
+	p->gemm(part + m0 * ldy, ldy, x + m0 * ldx, ldx, mm, &w, n0, n1, add);
+	for (i = 0; i < m; i++)
+		for (j = 0; j < n; j++) {
+			bool in = i >= m0 && i < m0 + mm && j >= n0 && j < n1;
+			const float *want = in ? y : old;
+
+			ck_assert_msg(memcmp(&part[i * ldy + j],
+			    &want[i * ldy + j], 4) == 0,
+			    "%s: row %zu column %zu in a part", p->isa, i, j);
+		}
+	free((void *)(uintptr_t)plain.data);
+	free(packed);
+	free(old);
+	free(part);
+	free(x);
+	free(y);
+}
+
+START_TEST(packed_gemm_is_the_same_product)
+{
+	const struct dcpc_prims *p = isas[_i];
+	int i;
+
+	for (i = 0; i < 300; i++)
+		check_packed(p, 1 + rnd(20), 1 + rnd(20), 1 + rnd(90), i % 2);
+	check_packed(p, 1, 19, 700, true);
+	check_packed(p, 50, 9, 700, false);
 }
 END_TEST
 
@@ -622,6 +698,7 @@ main(void)
 	tcase_set_timeout(t, 120);
 	tcase_add_loop_test(t, gemm_matches_double, 0, n_isas);
 	tcase_add_loop_test(t, gemm_is_the_same_in_any_tile, 0, n_isas);
+	tcase_add_loop_test(t, packed_gemm_is_the_same_product, 0, n_isas);
 	tcase_add_loop_test(t, attend_matches_double, 0, n_isas);
 	tcase_add_loop_test(t, attend_of_nothing, 0, n_isas);
 	tcase_add_loop_test(t, attend_is_the_same_for_any_heads, 0, n_isas);
