@@ -14,6 +14,7 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/null_engine.c
 
 SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h \
+	tests/unit/sched_one.h \
 	tests/unit/sched_engine.c
 
 check_PROGRAMS += tests/unit/t_pages

@@ -10,9 +10,6 @@
 
 #include "kernels/cuda/rowops.cuh"
 
-__global__ void norm_rows(const float *x, const float *w, const uint32_t *own,
-    uint32_t n, float eps, bf16 *h, float *hf);	/* attn_in.cu */
-
 struct embed_args {
 	const dcpk_row *row;
 	const bf16 *w;

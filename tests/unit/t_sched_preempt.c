@@ -13,51 +13,7 @@
 #include <unistd.h>
 
 #include "dcpd/admin/counters.h"
-#include "tests/unit/sched_fake.h"
-
-#define VOCAB 1000u
-
-static struct fk F;
-
-static struct fk_req
-tokens(const uint32_t *ids, uint32_t n, uint32_t max)
-{
-	return (struct fk_req){
-		.ids = ids, .n = n, .max_tokens = max,
-		.flags = DCP_IGNORE_EOS,
-	};
-}
-
-static uint64_t
-submit(const struct fk_req *q)
-{
-	struct dcpd_err err = { 0 };
-	uint64_t id;
-	int rc = fk_submit(F.s, F.c, q, &id, &err);
-
-	ck_assert_msg(rc == 0, "%s", err.text);
-	return id;
-}
-
-/* Until n requests are live and none of them is with the text workers. */
-static void
-wait_encoded(unsigned n)
-{
-	unsigned live = 0, text = 1;
-
-	while (live < n || text > 0) {
-		json_t *list = dcpd_sched_requests(F.s), *o;
-		size_t i;
-
-		live = (unsigned)json_array_size(list);
-		text = 0;
-		json_array_foreach(list, i, o)
-			text += strcmp(json_string_value(json_object_get(o,
-			    "state")), "text") == 0;
-		json_decref(list);
-		usleep(100);
-	}
-}
+#include "tests/unit/sched_one.h"
 
 static const struct fk_seen *
 expect(uint64_t id, const struct fk_req *q)
