@@ -1,5 +1,5 @@
 # libdcpclient: library, header, .pc, man pages, examples, its unit tests
-include_HEADERS += libdcpclient/dcpclient.h
+include_HEADERS += libdcpclient/dcpclient.h libdcpclient/dcp_plugin.h
 lib_LTLIBRARIES += libdcpclient.la
 libdcpclient_la_SOURCES = libdcpclient/dcp_ring.h libdcpclient/private.h \
 	libdcpclient/request_check.h libdcpclient/connect.c \
