@@ -48,6 +48,9 @@ struct dcp_host {
 	/* malloc'd JSON, as `dcpctl status -j` and `dcpctl requests -j` */
 	char *(*status)(void *ctx);
 	char *(*requests)(void *ctx);
+	/* malloc'd JSON: which request holds which page of the pool, as the
+	   admin command "pages"; NULL while the model loads */
+	char *(*pages)(void *ctx);
 	/* malloc'd JSON: [{"name", "kind": "counter"|"gauge", "help",
 	   "value"} or, of one rank, the same with "rank": N] */
 	char *(*counters)(void *ctx);

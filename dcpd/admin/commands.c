@@ -117,6 +117,13 @@ requests(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 }
 
 static json_t *
+pages(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	return need_ready(run, err) != 0 ? NULL :
+	    dcpd_sched_page_map(run->sched);
+}
+
+static json_t *
 clients(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 {
 	char *text;
@@ -239,6 +246,7 @@ static json_t *help(struct dcpd_run *, const json_t *, struct dcpd_err *);
 static const struct dcpd_admin_command commands[] = {
 	{ "status", "state, counters, occupancy per rank", false, status },
 	{ "requests", "requests waiting and running", false, requests },
+	{ "pages", "which request holds which page", false, pages },
 	{ "clients", "connected clients", false, clients },
 	{ "cancel", "end the request \"id\"", false, cancel },
 	{ "drain", "refuse new requests, go on with the others", false, drain },

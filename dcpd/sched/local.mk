@@ -11,6 +11,7 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/cache.c \
 	dcpd/sched/output.c \
 	dcpd/sched/status.c \
+	dcpd/sched/page_map.c \
 	dcpd/sched/null_engine.c
 
 SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h \
@@ -46,6 +47,11 @@ check_PROGRAMS += tests/unit/t_sched_cache
 TESTS += tests/unit/t_sched_cache
 tests_unit_t_sched_cache_SOURCES = tests/unit/t_sched_cache.c $(SCHED_FAKE)
 tests_unit_t_sched_cache_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_page_map
+TESTS += tests/unit/t_page_map
+tests_unit_t_page_map_SOURCES = tests/unit/t_page_map.c $(SCHED_FAKE)
+tests_unit_t_page_map_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/unit/t_sched_preempt
 TESTS += tests/unit/t_sched_preempt

@@ -58,6 +58,12 @@ extern const struct dcpd_ipc_ops dcpd_sched_ipc_ops;	/* arg: the sched */
 /* Admin thread. */
 json_t *dcpd_sched_status(struct dcpd_sched *);		/* counters, ranks */
 json_t *dcpd_sched_requests(struct dcpd_sched *);
+/*
+ * page_map.c: what the pool holds, the same on every rank. "runs" is owner,
+ * cells, owner, cells, ...: a request's id, 0 free, -1 the prefix cache alone,
+ * -2 several requests. A cell is "pages_per_cell" pages, shown by one of them.
+ */
+json_t *dcpd_sched_page_map(struct dcpd_sched *);
 int dcpd_sched_cancel(struct dcpd_sched *, uint64_t id);
 void dcpd_sched_drain(struct dcpd_sched *, bool on);	/* refuse new ones */
 bool dcpd_sched_idle(struct dcpd_sched *);
