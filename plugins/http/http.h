@@ -1,0 +1,306 @@
+/*
+ * The inner agreement of the HTTP front end. One thread runs all of it: one
+ * event loop, no locks, nothing that blocks.
+ *
+ *   server.c     sockets, limits, deadlines: the only file that calls evhttp
+ *   call.c       one exchange: body, JSON, reply, error, server-sent events
+ *   routes.c     the table of paths
+ *   fields.c     a body's fields -> struct params, types checked
+ *   generate.c   submit, events, back-pressure, cancel; the same for all APIs
+ *   text.c       token ids to text
+ *   chat.c completions.c responses.c messages.c    one API each: a gen_style
+ *
+ * A handler gets a call and owes it exactly one answer, now or later: either
+ * call_reply*() or call_error(), or call_sse_begin(), call_sse()... and
+ * call_sse_end(). Until then the call is valid, even if the client leaves: then
+ * ops->gone says so, what is written goes nowhere, and the handler ends it all
+ * the same. After the answer the call is gone.
+ */
+#ifndef HTTP_HTTP_H
+#define HTTP_HTTP_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <syslog.h>
+
+#include "libdcpclient/dcp_plugin.h"
+#include "libdcpclient/dcpclient.h"
+
+#define HTTP_HEAD_MAX (16u << 10)	/* bytes of a request's head */
+#define HTTP_BODY_MAX (32u << 20)	/* bytes of its body */
+#define HTTP_OUTPUT_STOP (256u << 10)	/* bytes unread: nothing is added */
+#define HTTP_RETRY_AFTER 1		/* seconds, with 503 */
+
+struct event_base;
+struct server;
+struct engine;
+struct call;
+struct gen;
+
+/* --- the plugin -------------------------------------------------------- */
+
+/* The plugin's part of the configuration; config.c has the keys. */
+struct http_config {
+	char **listen;			/* HOST:PORT, unix:PATH, systemd */
+	size_t n_listen;
+	char *api_key;			/* NULL: no key is asked for */
+	char *cors_origin;		/* NULL: off; "*" or one origin */
+	char *served_model_name;	/* NULL: the daemon's model name */
+	uint32_t max_connections;
+	bool metrics_compat;		/* names of other engines' dashboards */
+};
+
+struct http {
+	const struct dcp_host *host;
+	struct http_config cfg;
+	struct event_base *base;
+	struct server *server;
+	struct engine *engine;
+};
+
+void http_log(const struct http *, int priority, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* A growing string; {0} is empty, .s has a NUL behind it or is NULL. */
+struct text {
+	char *s;
+	size_t len, cap;
+};
+int text_add(struct text *, const char *s, size_t len);	/* 0, -ENOMEM */
+void text_free(struct text *);
+json_t *text_json(const struct text *);		/* a JSON string, "" if empty */
+
+/* --- one exchange ------------------------------------------------------ */
+
+/* What an API's error looks like; code and param may be NULL. */
+typedef json_t *error_form(int status, const char *type, const char *param,
+    const char *code, const char *message);
+error_form openai_error;	/* {"error": {message, type, param, code}} */
+
+struct call_ops {
+	/* The client is gone, or took nothing for 30 s: stop the work. */
+	void (*gone)(void *arg);
+	/* Less than HTTP_OUTPUT_STOP waits again. May be NULL. */
+	void (*room)(void *arg);
+};
+/* Before the handler returns, if the answer comes later. */
+void call_watch(struct call *, const struct call_ops *, void *arg);
+
+struct http *call_http(const struct call *);
+const char *call_path(const struct call *);	/* decoded, without query */
+const char *call_rest(const struct call *);	/* ROUTE_PREFIX: behind it */
+const char *call_header(const struct call *, const char *name);
+const char *call_query(struct call *, const char *key);	/* NULL: not there */
+const char *call_body(const struct call *, size_t *len);
+/* The body, a JSON object, borrowed until the answer. NULL: 400 is out. */
+json_t *call_json(struct call *);
+
+void call_reply(struct call *, int status, const char *content_type,
+    const char *body, size_t len);
+void call_reply_json(struct call *, int status, json_t *steals);
+/* A header more; before the answer. Values are ours, never a client's. */
+void call_set_header(struct call *, const char *name, const char *value);
+/* In the API's form; type by the status. 503 gets Retry-After. */
+void call_error(struct call *, int status, const char *param,
+    const char *code, const char *fmt, ...)
+	__attribute__((format(printf, 5, 6)));
+/* The same as JSON, for an event in mid-stream. */
+json_t *call_error_json(const struct call *, int status, const char *param,
+    const char *code, const char *message);
+
+/* Head and ": queued"; from then on a comment goes out every 5 s. */
+void call_sse_begin(struct call *);
+/* event may be NULL (no "event:" line). */
+void call_sse(struct call *, const char *event, json_t *steals);
+void call_sse_text(struct call *, const char *data);	/* "[DONE]" */
+void call_sse_end(struct call *);
+size_t call_unread(const struct call *);	/* bytes that still wait */
+bool call_is_gone(const struct call *);
+
+/* --- routes ------------------------------------------------------------ */
+
+enum {
+	ROUTE_PUBLIC = 1 << 0,	/* no API key */
+	ROUTE_PREFIX = 1 << 1,	/* the path ends in '/', more may follow */
+};
+
+struct route {
+	const char *method;	/* GET (HEAD too) or POST */
+	const char *path;
+	unsigned flags;
+	void (*fn)(struct call *);
+	error_form *error;
+};
+extern const struct route routes[];	/* ends with .method NULL */
+
+/* --- fields of a body -------------------------------------------------- */
+
+/*
+ * What a body says: a dcp_request, whose pointers lead into this struct or into
+ * the call's JSON, and options for it. Fill with params_parse, add what is the
+ * API's own, give it to gen_start, which takes it over.
+ */
+struct params {
+	struct dcp_request r;		/* input and data are the API's */
+	json_t *options;		/* object; r.options is made of it */
+	bool stream, include_usage, continuous_usage;
+	bool priority_given;
+	uint32_t n;			/* choices of each prompt, 1..128 */
+	const char **stop;
+	uint32_t *stop_ids;
+	struct dcp_logit_bias *bias;
+};
+
+/*
+ * temperature, top_p, top_k, min_p, penalties, logit_bias, seed, n, stop,
+ * stop_token_ids, min_tokens, ignore_eos, stream, stream_options, priority,
+ * skip_special_tokens, cache_salt, and max_tokens under the names given (the
+ * first that is there; NULL-ended). -EINVAL: 400 is out. null is as absent.
+ */
+int params_parse(struct call *, const json_t *body,
+    const char *const *max_tokens_names, struct params *out);
+void params_free(struct params *);
+/* Copy a member into options under the same name unless absent or null. */
+int params_option(struct params *, const json_t *body, const char *key);
+
+/*
+ * One field, for an API's own ones. Absent or null: *out stays, 0. 1: it is
+ * there. -EINVAL: 400 that names it is out.
+ */
+int field_bool(struct call *, const json_t *body, const char *key, bool *out);
+int field_int(struct call *, const json_t *body, const char *key, int64_t min,
+    int64_t max, int64_t *out);
+int field_number(struct call *, const json_t *body, const char *key,
+    double min, double max, double *out);
+int field_string(struct call *, const json_t *body, const char *key,
+    const char **out);
+/* An object or an array of the body: wants JSON_OBJECT or JSON_ARRAY. */
+int field_json(struct call *, const json_t *body, const char *key,
+    json_type wants, json_t **out);
+
+/* --- generation -------------------------------------------------------- */
+
+struct gen_token {		/* with DCP_LOGPROBS */
+	uint32_t id;
+	float logprob;		/* NaN: the prompt's first */
+	uint32_t n_top;
+	struct dcp_logprob *top;	/* best first */
+};
+
+struct gen_tokens {
+	struct gen_token *v;
+	size_t n, cap;
+};
+
+struct gen_call {		/* one tool call */
+	char id[32];		/* "call_..." */
+	struct text name, args;
+};
+
+/* One answer. Text is gathered unless it streams without GEN_KEEP. */
+struct choice {
+	struct gen *gen;
+	uint32_t index;		/* prompt * n + which of the n */
+	struct text prompt;	/* with DCP_ECHO */
+	struct text reasoning, content;
+	struct gen_call *calls;
+	uint32_t n_calls;
+	struct gen_tokens prompt_tokens, tokens;	/* with DCP_LOGPROBS */
+	uint32_t finish;	/* DCP_FINISH_*; NONE: it still runs */
+	struct dcp_usage usage;	/* so far; .cached_tokens at the end */
+	void *arg;		/* the API's own; freed with free() */
+	/* generate.c's */
+	uint64_t request;
+	bool ended;
+	STAILQ_HEAD(, held) held;
+};
+
+/* A piece of a choice, in a stream. */
+struct gen_delta {
+	uint32_t channel;	/* DCP_CH_* */
+	const struct gen_call *call;	/* of TOOL_NAME and TOOL_ARGS */
+	uint32_t call_index;
+	bool call_begins;	/* TOOL_NAME: the first piece of this call */
+	const char *text;	/* complete UTF-8, NUL behind it */
+	size_t len;
+	const struct gen_token *tokens;	/* with DCP_LOGPROBS, n_tokens */
+	uint32_t n_tokens;
+};
+
+enum {
+	GEN_KEEP = 1 << 0,	/* gather text in streams too */
+};
+
+/* How an API tells it. Functions may be NULL, but for whole. */
+struct gen_style {
+	unsigned flags;		/* GEN_* */
+	const char *id_prefix;	/* "chatcmpl-" */
+	/* Streams: all prompts are good and wait, the SSE head is out. */
+	void (*begin)(struct gen *);
+	void (*delta)(struct gen *, struct choice *, const struct gen_delta *);
+	/* A choice is over: .finish, .usage. */
+	void (*choice_end)(struct gen *, struct choice *);
+	/* All are: closing events. The stream is ended by the caller. */
+	void (*end)(struct gen *);
+	/* In mid-stream; NULL: data: {"error":...} and [DONE]. */
+	void (*failed)(struct gen *, int status, const char *code,
+	    const char *message);
+	/* Not a stream: the answer. */
+	json_t *(*whole)(struct gen *);
+	void (*free)(void *arg);
+};
+
+struct gen {
+	struct call *call;
+	const struct gen_style *style;
+	struct params p;
+	void *arg;			/* the API's own */
+	char id[48];
+	int64_t created;		/* seconds since 1970 */
+	const char *model;		/* served name */
+	struct choice *choice;
+	uint32_t n_choices, n_prompts;
+	/* generate.c's */
+	struct engine *engine;
+	uint32_t n_begun, n_ended;
+	bool opened, finished;
+	size_t held_bytes;
+	TAILQ_ENTRY(gen) link;
+};
+
+/*
+ * Takes over params (also on failure) and arg. Answers in every case: 503
+ * while the model loads or the queue is full, 400 if the request is refused.
+ * prompts: n_prompts pieces of params' input kind, copied; NULL: the one in
+ * p->r.data.
+ */
+struct gen_prompt {
+	const void *data;
+	size_t len;			/* bytes */
+};
+void gen_start(struct call *, const struct gen_style *, struct params *,
+    const struct gen_prompt *prompts, uint32_t n_prompts, void *arg);
+
+const char *finish_name(uint32_t finish);	/* "stop", "length", ... */
+/* Of all choices; the prompt of one prompt's choices counts once. */
+struct dcp_usage gen_usage(const struct gen *);
+json_t *usage_json(const struct dcp_usage *);	/* OpenAI's, with details */
+
+/* Cancel the answers with this gen id; false: there is none. */
+bool gen_abort(struct engine *, const char *id);
+void gen_abort_all(struct engine *);
+
+/* --- the engine -------------------------------------------------------- */
+
+/* What dcp_server_info says; NULL until the engine is ready. */
+const json_t *engine_info(const struct engine *);
+const char *engine_model(const struct engine *);	/* served name */
+uint32_t engine_context(const struct engine *);	/* tokens; 0: not ready */
+
+/* Appends the bytes of one token; "token_id:N" where there is no tokenizer. */
+int engine_token(const struct engine *, uint32_t id, struct text *to);
+
+#endif
