@@ -130,6 +130,8 @@ int ctl_sampling(struct ctl_sampling *, struct dcp_request *);
 void ctl_sampling_free(struct ctl_sampling *);
 /* "1,2,3" (spaces allowed) as ids, malloc'd; CTL_USAGE after a message. */
 int ctl_ids(const char *text, const char *flag, uint32_t **ids, uint32_t *n);
+/* The whole of a file, "-" for standard input; malloc'd, NULL: errno. */
+char *ctl_slurp(const char *path, size_t *len);
 const char *ctl_finish_name(uint32_t finish);
 json_t *ctl_usage_json(const struct dcp_usage *);
 
@@ -155,6 +157,7 @@ int ctl_cache(int argc, char **argv);
 int ctl_config(int argc, char **argv);
 int ctl_generate(int argc, char **argv);
 int ctl_chat(int argc, char **argv);
+int ctl_tokenize(int argc, char **argv);
 int ctl_bench(int argc, char **argv);
 int ctl_top(int argc, char **argv);
 int ctl_plan(int argc, char **argv);

@@ -106,31 +106,6 @@ struct input {
 	uint32_t *ids, n_ids;
 };
 
-/* The whole of a file, "-" for standard input; malloc'd. */
-static char *
-slurp(const char *path, size_t *len)
-{
-	FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
-	size_t n = 0, cap = 0;
-	char *buf = NULL, *more;
-
-	while (f != NULL && !feof(f) && !ferror(f)) {
-		more = realloc(buf, cap = cap * 2 + 65536);
-		if (more == NULL)
-			break;
-		buf = more;
-		n += fread(buf + n, 1, cap - n, f);
-	}
-	if (f == NULL || ferror(f) || !feof(f)) {
-		free(buf);
-		buf = NULL;
-	}
-	if (f != NULL && f != stdin)
-		fclose(f);
-	*len = n;
-	return buf;
-}
-
 static int
 fill_input(struct input *in, struct dcp_request *r)
 {
@@ -144,7 +119,7 @@ fill_input(struct input *in, struct dcp_request *r)
 	r->data = in->prompt;
 	r->len = in->prompt != NULL ? strlen(in->prompt) : 0;
 	if (in->file != NULL) {
-		in->text = slurp(in->file, &r->len);
+		in->text = ctl_slurp(in->file, &r->len);
 		r->data = in->text;
 		if (in->text == NULL)
 			return ctl_fail(CTL_FAILED, "--prompt-file %s: %s",

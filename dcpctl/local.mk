@@ -5,7 +5,7 @@ dcpctl_dcpctl_SOURCES = dcpctl/admin.c dcpctl/bench.c dcpctl/bench_ipc.c \
 	dcpctl/top.c dcpctl/trace.c dcpctl/trace.h dcpctl/trace_file.c \
 	dcpctl/trace_report.c dcpctl/trace_tokens.c \
 	dcpctl/chat.c dcpctl/ctl.h dcpctl/generate.c dcpctl/main.c \
-	dcpctl/options.c dcpctl/request.c
+	dcpctl/options.c dcpctl/request.c dcpctl/tokenize.c
 dcpctl_dcpctl_CPPFLAGS = $(AM_CPPFLAGS) -DDCPD_SBINDIR='"$(sbindir)"'
 dcpctl_dcpctl_LDADD = libdcpclient.la $(DCPD_LIBS)
 dcpctl_dcpctl_LDFLAGS = $(PIE_FLAGS)
@@ -15,5 +15,7 @@ TESTS += tests/unit/t_trace
 tests_unit_t_trace_SOURCES = tests/unit/t_trace.c dcpctl/trace.h \
 	dcpctl/trace_file.c dcpctl/trace_tokens.c
 tests_unit_t_trace_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
-TESTS += tests/integration/test_trace.py tests/integration/test_top.py
-EXTRA_DIST += tests/integration/test_trace.py tests/integration/test_top.py
+TESTS += tests/integration/test_trace.py tests/integration/test_top.py \
+	tests/integration/test_tokenize.py
+EXTRA_DIST += tests/integration/test_trace.py tests/integration/test_top.py \
+	tests/integration/test_tokenize.py

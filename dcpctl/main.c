@@ -23,6 +23,8 @@ static const struct command {
 	{ "top", "watch ranks, requests and rates", ctl_top },
 	{ "generate", "continue a text or token ids", ctl_generate },
 	{ "chat", "ask a question, or talk", ctl_chat },
+	{ "tokenize", "the token ids of a text, the text of ids",
+	  ctl_tokenize },
 	{ "cancel", "end a request", ctl_cancel },
 	{ "drain", "refuse new requests", ctl_drain },
 	{ "resume", "accept requests again", ctl_resume },

@@ -19,6 +19,30 @@ on_interrupt(int s)
 	interrupted = 1;
 }
 
+char *
+ctl_slurp(const char *path, size_t *len)
+{
+	FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
+	size_t n = 0, cap = 0;
+	char *buf = NULL, *more;
+
+	while (f != NULL && !feof(f) && !ferror(f)) {
+		more = realloc(buf, cap = cap * 2 + 65536);
+		if (more == NULL)
+			break;
+		buf = more;
+		n += fread(buf + n, 1, cap - n, f);
+	}
+	if (f == NULL || ferror(f) || !feof(f)) {
+		free(buf);
+		buf = NULL;
+	}
+	if (f != NULL && f != stdin)
+		fclose(f);
+	*len = n;
+	return buf;
+}
+
 int
 ctl_ids(const char *text, const char *flag, uint32_t **ids, uint32_t *n)
 {

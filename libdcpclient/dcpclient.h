@@ -41,6 +41,11 @@ enum {
 	DCP_SEED = 1 << 5,		/* .seed counts; else one is drawn */
 	DCP_TEMPERATURE = 1 << 6,	/* .temperature counts; else the model's
 					   default (greedy if it has none) */
+	DCP_TOKENIZE = 1 << 7,		/* nothing runs: the prompt's tokens and
+					   their text come on DCP_CH_PROMPT, its
+					   length in DONE's usage; data may be
+					   empty; special tokens are part of the
+					   text with DCP_SPECIAL_TOKENS */
 };
 
 struct dcp_logit_bias {
@@ -93,7 +98,8 @@ enum {
 	DCP_CH_REASONING = 1,
 	DCP_CH_TOOL_NAME = 2,	/* begins a call; .call counts from 0 */
 	DCP_CH_TOOL_ARGS = 3,	/* JSON text of the arguments, in pieces */
-	DCP_CH_PROMPT = 4,	/* DCP_ECHO: prompt tokens and logprobs */
+	DCP_CH_PROMPT = 4,	/* DCP_ECHO: prompt tokens and logprobs;
+				   DCP_TOKENIZE: prompt tokens */
 };
 
 enum {

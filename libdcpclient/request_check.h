@@ -14,7 +14,8 @@
 #define DCPR_MAX_STOP 256u
 #define DCPR_MAX_STOP_IDS 4096u
 #define DCPR_ALL_FLAGS (DCP_IGNORE_EOS | DCP_LOGPROBS | DCP_ECHO | \
-	DCP_SPECIAL_TOKENS | DCP_PLAIN_INPUT | DCP_SEED | DCP_TEMPERATURE)
+	DCP_SPECIAL_TOKENS | DCP_PLAIN_INPUT | DCP_SEED | DCP_TEMPERATURE | \
+	DCP_TOKENIZE)
 
 /* NULL, or what is wrong. vocab: number of token ids. */
 static inline const char *
@@ -24,8 +25,10 @@ dcpr_request_fault(const struct dcpr_request *r, uint32_t vocab)
 		return "input is none of DCP_INPUT_*";
 	if (r->flags & ~(uint32_t)DCPR_ALL_FLAGS)
 		return "flags has unknown bits";
-	if (r->data.len == 0)
+	if (r->data.len == 0 && !(r->flags & DCP_TOKENIZE))
 		return "the input is empty";
+	if (r->flags & DCP_TOKENIZE && r->flags & DCP_LOGPROBS)
+		return "DCP_TOKENIZE computes no logprobs";
 	if (r->input == DCP_INPUT_TOKENS && r->data.len % 4 != 0)
 		return "len of token ids is not a multiple of 4";
 	if (r->flags & DCP_TEMPERATURE &&

@@ -232,7 +232,7 @@ admit(struct dcpd_client *c, struct live *r, uint64_t n,
 	}
 	r->logprobs = w->flags & DCP_LOGPROBS;
 	/* The prompt's tokens come back too; text has no more than bytes. */
-	if (w->flags & DCP_ECHO)
+	if (w->flags & (DCP_ECHO | DCP_TOKENIZE))
 		r->echo_bytes = (w->input == DCP_INPUT_TOKENS ?
 		    w->data.len / 4 : w->data.len) * (sizeof(uint32_t) + 8 +
 		    sizeof(struct dcpr_logprob) + w->top_logprobs * 8ull);

@@ -452,6 +452,43 @@ open_output(struct req *r, bool thinking, struct dcpd_err *err)
 	    strerror(-rc));
 }
 
+/*
+ * DCP_TOKENIZE: the whole answer is known now and goes into the box. Nobody
+ * else looks at that before the request is in the inbox.
+ */
+static int
+tokenized(struct req *r, struct dcpd_err *err)
+{
+	const struct dcpd_submit *sub = r->sub;
+	struct dcpd_out_config oc = {
+		.parser = DCPD_PARSE_RAW,
+		.special = (sub->flags & DCP_SPECIAL_TOKENS) != 0,
+	};
+	struct out_token t = { .flags = OUT_PROMPT };
+	int rc;
+
+	if (r->ids.n > UINT32_MAX)
+		return dcpd_fail(err, -EMSGSIZE, "%zu tokens", r->ids.n);
+	rc = dcpd_ipc_reserve(sub->client, sub->id, 0, 0);
+	if (rc == -EDQUOT)
+		return dcpd_fail(err, -EAGAIN, "what this user has not read "
+		    "yet leaves no room for %zu tokens: take events, then try "
+		    "again", r->ids.n);
+	if (rc == -EMSGSIZE)
+		return dcpd_fail(err, rc, "%zu tokens are more than one user "
+		    "may have queued: raise --max-bytes-per-user, or send a "
+		    "part", r->ids.n);
+	if (rc == 0 && r->s->c.tok != NULL)
+		rc = dcpd_out_new(r->s->c.tok, &oc, &r->echo);
+	for (size_t i = 0; i < r->ids.n && rc == 0; i++) {
+		t.token = r->ids.v[i];
+		rc = dcpd_box_push(&r->box, &t, NULL);
+	}
+	r->n_prompt = (uint32_t)r->ids.n;
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "the prompt's tokens: %s",
+	    strerror(-rc));
+}
+
 static int
 encode(struct req *r, struct dcpd_err *err)
 {
@@ -460,8 +497,11 @@ encode(struct req *r, struct dcpd_err *err)
 
 	if ((rc = check_params(r, err)) != 0 ||
 	    (rc = parse_options(r, err)) != 0 ||
-	    (rc = take_prompt(r, &thinking, err)) != 0 ||
-	    (rc = take_size(r, err)) != 0 ||
+	    (rc = take_prompt(r, &thinking, err)) != 0)
+		return rc;
+	if (r->sub->flags & DCP_TOKENIZE)
+		return tokenized(r, err);
+	if ((rc = take_size(r, err)) != 0 ||
 	    (rc = add_biases(r, err)) != 0 ||
 	    (rc = open_output(r, thinking, err)) != 0)
 		return rc;

@@ -337,6 +337,10 @@ take_inbox(struct dcpd_sched *s)
 			dcpd_req_end(r, 0, &r->err);
 			continue;
 		}
+		if (r->sub->flags & DCP_TOKENIZE) {
+			dcpd_req_end(r, DCP_FINISH_STOP, NULL);
+			continue;
+		}
 		/* Whoever runs may have to come back. */
 		if (s->n_wait + s->n_run == s->cap_wait) {
 			v = realloc(s->wait, 2 * s->cap_wait * sizeof *v);

@@ -15,7 +15,7 @@ import os
 
 INPUT_TEXT, INPUT_CHAT, INPUT_TOKENS = 1, 2, 3
 (IGNORE_EOS, LOGPROBS, ECHO, SPECIAL_TOKENS, PLAIN_INPUT, SEED,
- TEMPERATURE) = (1 << i for i in range(7))
+ TEMPERATURE, TOKENIZE) = (1 << i for i in range(8))
 EV_DELTA, EV_DONE, EV_ERROR = 1, 2, 3
 CONTENT, REASONING, TOOL_NAME, TOOL_ARGS, PROMPT = range(5)
 FINISH = ["", "stop", "length", "tool_calls", "abort"]
@@ -96,6 +96,7 @@ class Answer:
     def __init__(self):
         self.tokens, self.text, self.reasoning = [], "", ""
         self.calls, self.logprobs, self.prompt_logprobs = [], [], []
+        self.prompt_tokens, self.prompt_text = [], ""
         self.finish = self.error = self.error_text = None
         self.usage, self.events = {}, 0
 
@@ -110,6 +111,8 @@ class Answer:
             return
         if ev.channel == PROMPT:
             self.prompt_logprobs += ev.logprobs
+            self.prompt_tokens += ev.tokens
+            self.prompt_text += ev.text
             return
         self.tokens += ev.tokens
         self.logprobs += ev.logprobs
