@@ -420,19 +420,53 @@ ctl_cache(int argc, char **argv)
 	return rc > 0 ? rc : CTL_OK;
 }
 
+/* "name value (default D, from the file)" */
+static void
+print_changed(const json_t *c)
+{
+	const char *key;
+	json_t *o;
+
+	json_object_foreach((json_t *)c, key, o) {
+		char *v = json_dumps(json_object_get(o, "value"),
+		    JSON_ENCODE_ANY);
+		char *d = json_dumps(json_object_get(o, "default"),
+		    JSON_ENCODE_ANY);
+
+		printf("%-28s %-20s default %s, from the %s\n", key,
+		    v != NULL ? v : "?", d != NULL ? d : "?",
+		    string(o, "from"));
+		free(v);
+		free(d);
+	}
+}
+
 int
 ctl_config(int argc, char **argv)
 {
+	struct ctl_list op = { NULL, 0 };
+	const char *what = "show";
 	json_t *c = NULL;
-	int rc = ask(argc, argv, "config [-j]", &c);
+	int rc;
 
+	rc = ctl_parse(argc, argv, none, "config [show|changed] [-j]", &op);
+	if (rc == 0 && op.n > 0)
+		what = op.v[0];
+	if (rc == 0 && (op.n > 1 || (strcmp(what, "show") != 0 &&
+	    strcmp(what, "changed") != 0)))
+		rc = ctl_fail(CTL_USAGE, "config: give show or changed");
+	if (rc == 0)
+		rc = ctl_admin(json_pack("{s:s,s:s}", "cmd", "config", "op",
+		    what), false, &c);
+	free(op.v);
 	if (rc != 0)
 		return rc > 0 ? rc : CTL_OK;
-	if (ctl.json) {
-		ctl_print_json(c);
-		return CTL_OK;
-	}
-	ctl_print_scalars(c);
+	if (ctl.json)
+		ctl_print_json(json_incref(c));
+	else if (what[0] == 'c')
+		print_changed(c);
+	else
+		ctl_print_scalars(c);
 	json_decref(c);
 	return CTL_OK;
 }

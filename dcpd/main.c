@@ -250,6 +250,8 @@ main(int argc, char **argv)
 		dcpd_flags_help(stdout);
 	} else if (d.opt.help_man) {
 		dcpd_flags_man(stdout);
+	} else if (d.opt.help_conf) {
+		dcpd_flags_conf(stdout);
 	} else if (d.opt.version) {
 		printf("dcpd %s\n", PACKAGE_VERSION);
 	} else if (d.opt.plan) {

@@ -601,9 +601,11 @@ start_run(struct dcpd_daemon *d, struct dcpd_err *err)
 
 	pthread_rwlock_init(&r->lock, NULL);
 	r->started = dcpd_now();
+	r->stuck_after = d->opt.stuck_after;
 	r->about = json_object();
 	r->config = dcpd_options_json(&d->opt);
-	if (r->about == NULL || r->config == NULL)
+	r->changed = dcpd_options_changed(&d->opt);
+	if (r->about == NULL || r->config == NULL || r->changed == NULL)
 		return dcpd_fail(err, -ENOMEM, "out of memory");
 	return 0;
 }
@@ -674,4 +676,5 @@ dcpd_daemon_stop(struct dcpd_daemon *d)
 		dcpd_config_free(&d->config);
 	json_decref(r->about);
 	json_decref(r->config);
+	json_decref(r->changed);
 }

@@ -42,8 +42,10 @@ struct dcpd_run {
 	struct dcpd_sched *sched;
 	struct dcpd_ipc *ipc;
 	struct dcpd_engine *engine;
+	_Atomic double stuck_after;	/* s; --stuck-after */
 	json_t *about;			/* model, layout, plan: for status */
 	json_t *config;			/* effective flags */
+	json_t *changed;		/* those that are not the default */
 	bool draining;
 };
 

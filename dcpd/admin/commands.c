@@ -12,8 +12,6 @@
 #include "dcpd/admin/admin.h"
 #include "dcpd/admin/counters.h"
 
-#define STUCK_S 30.0	/* no step for so long, with requests running */
-
 /* Admin thread, and a slow command's. */
 static _Atomic uint64_t seen_steps, step_changed_ns;
 static _Atomic bool busy;
@@ -55,7 +53,7 @@ state_name(const struct dcpd_run *run)
 		return "loading";
 	case DCPD_READY:
 		return run->draining ? "draining" :
-		    step_age() > STUCK_S ? "stuck" : "ready";
+		    step_age() > run->stuck_after ? "stuck" : "ready";
 	case DCPD_STOPPING:
 		return "stopping";
 	case DCPD_FAILED:
@@ -238,7 +236,15 @@ cache(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 static json_t *
 config(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 {
-	return json_incref(run->config);
+	const char *op = json_string_value(json_object_get(request, "op"));
+
+	if (op == NULL || strcmp(op, "show") == 0)
+		return json_incref(run->config);
+	if (strcmp(op, "changed") == 0)
+		return json_incref(run->changed);
+	dcpd_fail(err, -EINVAL, "config: \"op\": want \"show\" or "
+	    "\"changed\"");
+	return NULL;
 }
 
 static json_t *help(struct dcpd_run *, const json_t *, struct dcpd_err *);
@@ -254,7 +260,8 @@ static const struct dcpd_admin_command commands[] = {
 	{ "idle", "is no request left?", false, idle },
 	{ "check", "invariants of pages and device memory", true, check },
 	{ "cache", "the prefix cache: \"op\" stats or drop", true, cache },
-	{ "config", "effective configuration", false, config },
+	{ "config", "the configuration: \"op\" show or changed", false,
+	    config },
 	{ "help", "the commands", false, help },
 	{ NULL, NULL, false, NULL },
 };

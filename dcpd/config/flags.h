@@ -113,7 +113,8 @@ X(ACT, ENUM, tool_parser, "tool-call-parser", "", "auto", \
   "how tool calls are told from the answer; auto: from the chat template") \
 GROUP("Service") \
 X(ACT, STR, config, "config", "c", "", "FILE", \
-  "JSON object whose keys are the names here; the command line goes first") \
+  "JSON object whose keys are the names here; the command line goes first; " \
+  "-FILE: it may be missing") \
 X(ACT, STR, socket, "socket", "", "/run/dcpd/dcpd.sock", "PATH", \
   "socket of the clients") \
 X(ACT, MODE, socket_mode, "socket-mode", "", "0660", "0000..0777", \
@@ -133,6 +134,9 @@ X(ACT, BYTES, max_bytes_uid, "max-bytes-per-user", "", "256MiB", "", \
   "bytes held for one user: requests and answers not yet read") \
 X(ACT, REAL, drain_timeout, "drain-timeout", "", "30", "0..86400", \
   "seconds that running requests get after SIGTERM") \
+X(ACT, REAL, stuck_after, "stuck-after", "", "30", "1..86400", \
+  "seconds without an end of a step, with requests there, after which the " \
+  "daemon says that it is stuck and the watchdog is not fed") \
 X(ACT, ENUM, log_level, "log-level", "", "info", \
   "error|warning|notice|info|debug", "what goes to the log") \
 X(REFUSE, STR, http, "http", "", "", "HOST:PORT", \
@@ -160,8 +164,15 @@ X(ACT, BOOL, json, "json", "j", "false", "", "--plan: as JSON") \
 X(ACT, BOOL, help, "help", "h", "false", "", "print this and end") \
 X(ACT, BOOL, help_man, "help-man", "", "false", "", \
   "print the flags as they stand in dcpd(8) and end") \
+X(ACT, BOOL, help_conf, "help-conf", "", "false", "", \
+  "print the keys as they stand in dcpd.conf(5) and end") \
 X(ACT, BOOL, version, "version", "V", "false", "", \
   "print the version and end")
 /* clang-format on */
+
+/* What a reload can change; everything else needs a restart. */
+#define DCPD_FLAGS_RUNTIME(X) \
+	X(queue_max) X(max_clients) X(max_clients_uid) X(max_requests_uid) \
+	X(max_bytes_uid) X(drain_timeout) X(stuck_after) X(log_level)
 
 #endif

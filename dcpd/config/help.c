@@ -188,6 +188,65 @@ roff(FILE *f, const char *s)
 	}
 }
 
+/* What stands behind the key in the file. */
+static void
+json_value(const struct dcpd_flag_def *d, char *buf, size_t cap)
+{
+	char arg[128];
+
+	argument(d, arg, sizeof arg);
+	switch (d->type) {
+	case DCPD_TYPE_STR:
+	case DCPD_TYPE_ENUM:
+		snprintf(buf, cap, "\"%s\"", arg);
+		break;
+	case DCPD_TYPE_BYTES:
+		snprintf(buf, cap, "N or \"NMiB\"");
+		break;
+	case DCPD_TYPE_BOOL:
+		snprintf(buf, cap, "true|false");
+		break;
+	case DCPD_TYPE_MODE:
+		snprintf(buf, cap, "\"0660\"");
+		break;
+	default:
+		snprintf(buf, cap, "%s", d->legal);
+	}
+}
+
+void
+dcpd_flags_conf(FILE *f)
+{
+	const struct dcpd_flag_def *d, *title = NULL;
+	char value[160], text[400];
+
+	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
+		if (d->name == NULL)
+			title = d;
+		if (d->name == NULL || d->kind == DCPD_KIND_REFUSE ||
+		    !dcpd_flag_in_file(d))
+			continue;
+		if (title != NULL)
+			fprintf(f, ".SS %s\n", title->group);
+		title = NULL;
+		json_value(d, value, sizeof value);
+		describe(d, text, sizeof text);
+		fputs(".TP\n.BR ", f);
+		roff(f, d->name);
+		fputs(": \\fR", f);
+		for (char *c = value; *c != '\0'; c++)
+			if (*c == '"')
+				fputs("\\(dq", f);
+			else
+				roff(f, (char[]){ *c, '\0' });
+		fputc('\n', f);
+		roff(f, text);
+		fputc('\n', f);
+		if (dcpd_flag_runtime(d))
+			fputs(".br\nA reload changes it.\n", f);
+	}
+}
+
 void
 dcpd_flags_man(FILE *f)
 {

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "dcpd/config/options.h"
 
@@ -60,6 +61,25 @@ dcpd_flag_find(const char *name, int len)
 			return d;
 	}
 	return NULL;
+}
+
+/* The last group's say what to do instead of serving. */
+bool
+dcpd_flag_in_file(const struct dcpd_flag_def *d)
+{
+	return d->flag != DCPD_FLAG_config && d->flag < DCPD_FLAG_plan;
+}
+
+bool
+dcpd_flag_runtime(const struct dcpd_flag_def *d)
+{
+	static const bool runtime[DCPD_FLAG_N] = {
+#define X(field) [DCPD_FLAG_##field] = true,
+		DCPD_FLAGS_RUNTIME(X)
+#undef X
+	};
+
+	return runtime[d->flag];
 }
 
 /* Index of value in "a=synonym|b|c"; -1. */
@@ -316,6 +336,25 @@ json_text(const json_t *v, char *buf, size_t cap)
 	return 0;
 }
 
+/* {"NAME": {...}}: what is inside is for the plugin of that name to check. */
+static int
+read_plugins(struct dcpd_options *o, const char *path, const json_t *v,
+    struct dcpd_err *err)
+{
+	const char *name;
+	json_t *one;
+
+	json_object_foreach((json_t *)v, name, one)
+		if (!json_is_object(one))
+			return dcpd_fail(err, -EINVAL, "%.300s: plugins: "
+			    "%.60s: want an object, \"%.60s\": {...}", path,
+			    name, name);
+	json_decref(o->plugin_conf);
+	o->plugin_conf = json_deep_copy(v);
+	return o->plugin_conf != NULL ? 0 :
+	    dcpd_fail(err, -ENOMEM, "out of memory");
+}
+
 static int
 read_key(struct dcpd_options *o, const char *path, const char *key,
     const json_t *v, struct dcpd_err *err)
@@ -324,11 +363,13 @@ read_key(struct dcpd_options *o, const char *path, const char *key,
 	char value[4096], where[400], near[100];
 
 	snprintf(where, sizeof where, "%.300s: %.60s", path, key);
+	if (strcmp(key, "plugins") == 0 && json_is_object(v))
+		return read_plugins(o, path, v, err);
 	if (d == NULL || strlen(key) == 1)
 		return dcpd_fail(err, -EINVAL, "%s: no such key%s; keys are "
 		    "the flags of dcpd --help without their dashes", where,
 		    dcpd_flag_near(key, near, sizeof near));
-	if (d->flag == DCPD_FLAG_config)
+	if (!dcpd_flag_in_file(d))
 		return dcpd_fail(err, -EINVAL, "%s: only on the command line",
 		    where);
 	if (o->given[d->flag] == 1)
@@ -353,6 +394,9 @@ read_file(struct dcpd_options *o, const char *path, struct dcpd_err *err)
 	size_t len;
 	int rc;
 
+	/* As in a unit's EnvironmentFile=: may be missing. */
+	if (path[0] == '-' && access(++path, F_OK) != 0 && errno == ENOENT)
+		return 0;
 	rc = dcpd_read_file(path, CONFIG_MAX, &text, &len, err);
 	if (rc != 0)
 		return dcpd_fail_in(err, "--config");
@@ -382,7 +426,8 @@ dcpd_options_parse(int argc, char **argv, struct dcpd_options *o,
 		rc = read_argument(argc, argv, &i, o, err);
 	if (rc == 0 && o->config != NULL)
 		rc = read_file(o, o->config, err);
-	if (rc == 0 && !o->help && !o->help_man && !o->version)
+	if (rc == 0 && !o->help && !o->help_man && !o->help_conf &&
+	    !o->version)
 		rc = dcpd_options_check(o, err);
 	if (rc != 0)
 		dcpd_options_free(o);
@@ -397,6 +442,7 @@ dcpd_options_free(struct dcpd_options *o)
 	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++)
 		if (d->name != NULL && d->type == DCPD_TYPE_STR)
 			free(*(char **)field(o, d));
+	json_decref(o->plugin_conf);
 	memset(o, 0, sizeof *o);
 }
 
@@ -431,6 +477,37 @@ value_json(const struct dcpd_options *o, const struct dcpd_flag_def *d)
 }
 
 json_t *
+dcpd_options_changed(const struct dcpd_options *o)
+{
+	static const char *const from[] = { NULL, "file", "command line" };
+	const struct dcpd_flag_def *d;
+	json_t *root = json_object(), *v, *def;
+	struct dcpd_options plain;
+	struct dcpd_err err;
+
+	if (set_defaults(&plain, &err) != 0) {
+		dcpd_options_free(&plain);
+		json_decref(root);
+		return NULL;
+	}
+	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
+		if (d->name == NULL || o->given[d->flag] == 0 ||
+		    d->kind == DCPD_KIND_REFUSE)
+			continue;
+		v = value_json(o, d);
+		def = value_json(&plain, d);
+		if (!json_equal(v, def))
+			json_object_set_new(root, d->name, json_pack(
+			    "{s:O, s:O, s:s}", "value", v, "default", def,
+			    "from", from[o->given[d->flag]]));
+		json_decref(def);
+		json_decref(v);
+	}
+	dcpd_options_free(&plain);
+	return root;
+}
+
+json_t *
 dcpd_options_json(const struct dcpd_options *o)
 {
 	const struct dcpd_flag_def *d;
@@ -439,5 +516,7 @@ dcpd_options_json(const struct dcpd_options *o)
 	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++)
 		if (d->name != NULL && d->kind != DCPD_KIND_REFUSE)
 			json_object_set_new(root, d->name, value_json(o, d));
+	if (o->plugin_conf != NULL)
+		json_object_set(root, "plugins", o->plugin_conf);
 	return root;
 }

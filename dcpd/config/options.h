@@ -38,6 +38,8 @@ struct dcpd_options {
 #undef GROUP
 	/* 0: default, 1: from the file, 2: from the command line */
 	uint8_t given[DCPD_FLAG_N];
+	/* "plugins" of the file, {"NAME": {...}}; NULL: it has none */
+	json_t *plugin_conf;
 };
 #define DCPD_GIVEN(o, field) ((o)->given[DCPD_FLAG_##field] != 0)
 
@@ -77,13 +79,19 @@ int dcpd_options_set(struct dcpd_options *, const struct dcpd_flag_def *,
     const char *value, const char *where, struct dcpd_err *);
 /* Effective values, {"tp": 8, ...}; refused flags left out. */
 json_t *dcpd_options_json(const struct dcpd_options *);
+/* {"tp": {"value": 8, "default": 1, "from": "file"}, ...}; NULL: no memory. */
+json_t *dcpd_options_changed(const struct dcpd_options *);
 
 /* By name or alias; NULL. len < 0: NUL-terminated. */
 const struct dcpd_flag_def *dcpd_flag_find(const char *name, int len);
+/* May it stand in the configuration file? Can a reload change it? */
+bool dcpd_flag_in_file(const struct dcpd_flag_def *);
+bool dcpd_flag_runtime(const struct dcpd_flag_def *);
 /* "; did you mean --dcp-size?" into buf, or "". */
 const char *dcpd_flag_near(const char *name, char *buf, size_t cap);
 void dcpd_flags_help(FILE *);
 void dcpd_flags_man(FILE *);	/* roff for doc/man/dcpd.8 */
+void dcpd_flags_conf(FILE *);	/* roff for doc/man/dcpd.conf.5 */
 
 /* --- check.c: relations, and what the values mean ----------------------- */
 

@@ -257,6 +257,47 @@ START_TEST(config_file)
 	bad_file("{\"tp\": 8.5}", "tp", "whole number");
 	bad_file("{\"http\": \"x\"}", "http", "not built");
 	bad_file("{\"config\": \"x\"}", "config", "command line");
+	bad_file("{\"help\": true}", "help", "command line");
+	bad_file("{\"plan\": true}", "plan", "command line");
+}
+END_TEST
+
+/* "plugins" is an object of objects, which goes to the plugins as it is; a
+ * file after a '-' may be missing; what was changed is told with its source. */
+START_TEST(plugins_of_the_file_and_what_was_changed)
+{
+	char path[] = "/tmp/t_options.XXXXXX", line[200];
+	struct dcpd_options o;
+	json_t *c, *v;
+	int fd = mkstemp(path);
+	FILE *f = fdopen(fd, "w");
+
+	fputs("{\"tp\": 8, \"max-clients\": 256, \"plugins\": "
+	    "{\"http\": {\"listen\": [\":8000\"]}}}", f);
+	fclose(f);
+	snprintf(line, sizeof line, "--model m --config -%s --dcp-size 4",
+	    path);
+	good(line, &o);
+	v = json_object_get(json_object_get(o.plugin_conf, "http"), "listen");
+	ck_assert_uint_eq(json_array_size(v), 1);
+	c = dcpd_options_changed(&o);
+	/* max-clients is what it is by default */
+	ck_assert_uint_eq(json_object_size(c), 4);
+	v = json_object_get(c, "tp");
+	ck_assert_int_eq(json_integer_value(json_object_get(v, "value")), 8);
+	ck_assert_int_eq(json_integer_value(json_object_get(v, "default")), 1);
+	ck_assert_str_eq(json_string_value(json_object_get(v, "from")),
+	    "file");
+	v = json_object_get(c, "dcp-size");
+	ck_assert_str_eq(json_string_value(json_object_get(v, "from")),
+	    "command line");
+	json_decref(c);
+	dcpd_options_free(&o);
+	unlink(path);
+	good("--model m --config -/nonexistent/c.json", &o);
+	ck_assert_ptr_null(o.plugin_conf);
+	dcpd_options_free(&o);
+	bad_file("{\"plugins\": {\"http\": 1}}", "http", "object");
 }
 END_TEST
 
@@ -368,6 +409,7 @@ main(void)
 	tcase_add_test(t, refused_flags);
 	tcase_add_test(t, mistakes);
 	tcase_add_test(t, config_file);
+	tcase_add_test(t, plugins_of_the_file_and_what_was_changed);
 	tcase_add_test(t, table_is_whole);
 	tcase_add_test(t, parsers_follow_the_model);
 	tcase_add_test(t, formats);
