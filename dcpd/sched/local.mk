@@ -15,7 +15,7 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/null_engine.c
 
 SCHED_FAKE = tests/unit/sched_fake.c tests/unit/sched_fake.h \
-	tests/unit/sched_one.h \
+	tests/unit/sched_one.h tests/unit/sched_life.h \
 	tests/unit/sched_engine.c
 
 check_PROGRAMS += tests/unit/t_pages
@@ -38,10 +38,25 @@ TESTS += tests/unit/t_sched
 tests_unit_t_sched_SOURCES = tests/unit/t_sched.c $(SCHED_FAKE)
 tests_unit_t_sched_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
-check_PROGRAMS += tests/unit/t_sched_life
-TESTS += tests/unit/t_sched_life
-tests_unit_t_sched_life_SOURCES = tests/unit/t_sched_life.c $(SCHED_FAKE)
-tests_unit_t_sched_life_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+check_PROGRAMS += tests/unit/t_sched_end
+TESTS += tests/unit/t_sched_end
+tests_unit_t_sched_end_SOURCES = tests/unit/t_sched_end.c $(SCHED_FAKE)
+tests_unit_t_sched_end_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_limit
+TESTS += tests/unit/t_sched_limit
+tests_unit_t_sched_limit_SOURCES = tests/unit/t_sched_limit.c $(SCHED_FAKE)
+tests_unit_t_sched_limit_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_order
+TESTS += tests/unit/t_sched_order
+tests_unit_t_sched_order_SOURCES = tests/unit/t_sched_order.c $(SCHED_FAKE)
+tests_unit_t_sched_order_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_sched_status
+TESTS += tests/unit/t_sched_status
+tests_unit_t_sched_status_SOURCES = tests/unit/t_sched_status.c $(SCHED_FAKE)
+tests_unit_t_sched_status_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/unit/t_sched_cache
 TESTS += tests/unit/t_sched_cache

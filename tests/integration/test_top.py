@@ -22,6 +22,7 @@ from daemon import Daemon, binary  # noqa: E402
 
 TRACE = os.path.join(srcdir, "tests/data/trace/agents-16x12.jsonl")
 PAGES = 600     # what the load needs: nothing is preempted
+STEP_MS = 4.    # of the null engine
 ENTER, LEAVE, HOME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H"
 
 
@@ -80,6 +81,10 @@ def check_frame(f, ranks, pages):
 
 def idle(d, pages):
     """Nothing runs: every number is the status's own."""
+    deadline = time.monotonic() + 60
+    while d.ctl_json("requests"):   # a request outlives its last event
+        assert time.monotonic() < deadline, d.ctl("requests").stdout
+        time.sleep(.02)
     f = frames(d.ctl("top").stdout)
     c = d.ctl_json("status")["counters"]
     assert len(f) == 1
@@ -112,21 +117,21 @@ def clients_agree(d):
     assert n == 24 and o["failures"] == 0
     assert grew["first_tokens"] == n and grew["output_tokens"] == tokens
     assert 0 < grew["later_tokens"] <= tokens - n
-    # A step takes 4 ms; the client's clock runs for longer.
-    mean = sum(float(r["ttft_ms"]) for r in rows) / n
-    ttft = grew["ttft_ns"] / n * 1e-6
-    assert 3.9 < ttft < mean, (ttft, mean)
-    # From the first token to the last: both may be seen late.
-    spans = sum(float(r["tpot_ms"] or 0) * (int(r["output_tokens"]) - 1)
-                for r in rows)
-    assert .8 < grew["itl_ns"] * 1e-6 / spans < 1.25, (grew, spans)
+    # However busy the machine is: the client's clock starts before the
+    # daemon's and sees a token after it left, and a token takes a pass of
+    # 4 ms at least.
+    ttft = grew["ttft_ns"] * 1e-6
+    both = ttft + grew["itl_ns"] * 1e-6
+    assert n * STEP_MS <= ttft <= sum(float(r["ttft_ms"]) for r in rows)
+    assert tokens * STEP_MS <= both <= sum(float(r["e2e_ms"]) for r in rows)
 
 
 def same_requests(d, load):
     """What of a request does not change is what `requests` says."""
-    seen = 0
+    seen, deadline = 0, time.monotonic() + 120
     while seen < 5:
-        assert load.poll() is None, "the load ended too early to see it"
+        assert load.poll() is None, "the load ended"
+        assert time.monotonic() < deadline, seen
         want = {r["id"]: r for r in d.ctl_json("requests") if r["prompt"]}
         for r in frames(d.ctl("top").stdout)[0]["requests"]:
             if int(r[0]) not in want or r[1] != "decode":
@@ -143,25 +148,41 @@ def same_requests(d, load):
 
 def busy(d, load):
     same_requests(d, load)
+    before = d.ctl_json("status")["counters"]
     two = frames(d.ctl("top", "-n", 2, "-d", .5).stdout)
+    after = d.ctl_json("status")["counters"]
     assert len(two) == 2
     for f in two:
         check_frame(f, 4, PAGES)
-    assert all(int(f["running"]) > 0 and f["requests"] for f in two)
-    f = two[1]
-    assert float(f["generated/s"]) > 0 and float(f["ITL"]) > 3.9, f
-    # Four streams, a token each in 4 ms at best; clocks are read late
-    assert float(f["generated/s"]) < 4 / .004 * 2, f
+    assert any(int(f["running"]) > 0 and f["requests"] for f in two)
+    # The pause between its looks is half a second or more; what it counted
+    # lies between ours.
+    made = after["output_tokens"] - before["output_tokens"]
+    assert 0 < float(two[1]["generated/s"]) <= made / .5 + 1, (two, made)
+    assert float(two[1]["ITL"]) > 0
     t = [json.loads(x) for x in split_objects(d.ctl("top", "-j", "-n", 2,
                                                     "-d", .1).stdout)]
     assert len(t) == 2 and len(t[0]["status"]["ranks"]) == 4
-    assert t[1]["status"]["counters"]["steps"] > \
-        t[0]["status"]["counters"]["steps"]
-    assert load.poll() is None, "the load ended too early to see it"
+    a, b = (x["status"]["counters"]["steps"] for x in t)
+    assert after["steps"] <= a < b
+    assert load.poll() is None, "the load ended"
 
 
 def split_objects(text):
     return [x + "}" for x in text.split("\n}\n")[:-1]]
+
+
+def long_trace(d, times):
+    """TRACE over and over: a load that lasts for longer than any look."""
+    path = os.path.join(d.dir, "long.jsonl")
+    with open(TRACE) as f:
+        lines = [json.loads(x) for x in f]
+    with open(path, "w") as f:
+        for i in range(times):
+            for x in lines:
+                f.write(json.dumps(dict(x, session_id=f"{i}-"
+                                        f"{x['session_id']}")) + "\n")
+    return path
 
 
 class Terminal:
@@ -179,7 +200,7 @@ class Terminal:
 
     def read(self, until=None):
         """What it printed, up to `until` or its end."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while until is None or until not in self.text:
             assert time.monotonic() < deadline, self.text
             try:
@@ -194,7 +215,7 @@ class Terminal:
     def end(self):
         self.read()
         os.close(self.fd)
-        return self.p.wait(10)
+        return self.p.wait(60)
 
 
 def check_screen(text, rows, columns):
@@ -233,15 +254,16 @@ def terminal(d):
 
 def main():
     with Daemon("--engine", "null", "--null-pages", PAGES, "--null-step-us",
-                4000, "--tp", 4, "--dcp-size", 2,
+                int(STEP_MS * 1000), "--tp", 4, "--dcp-size", 2,
                 "--chunked-prefill-size", 256) as d:
         clients_agree(d)
         load = subprocess.Popen(
-            [binary("dcpctl"), "--socket", d.socket, "bench", "trace", TRACE,
-             "-C", "4", "-T", "12", "--scale", "0.9"],
+            [binary("dcpctl"), "--socket", d.socket, "bench", "trace",
+             long_trace(d, 60), "-C", "4", "-T", "12", "--scale", "0.9"],
             stdout=subprocess.DEVNULL)
         try:
             while not d.ctl_json("requests"):
+                assert load.poll() is None, "the load ended"
                 time.sleep(.02)
             busy(d, load)
             terminal(d)

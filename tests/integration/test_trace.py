@@ -130,7 +130,8 @@ def check_times(o, rows):
     near(o["output_tok_s"], o["output_tokens"] / o["seconds"])
     # An event may hold several tokens; gaps are between events.
     assert o["itl"]["n"] <= o["output_tokens"] - len(ok)
-    assert o["itl"]["n"] > 0 or o["output_tokens"] < 100
+    # ... and one holds 64 at most, however late it is sent.
+    assert o["itl"]["n"] > 0 or all(int(r["output_tokens"]) <= 64 for r in ok)
 
 
 def run(d, path, *args):

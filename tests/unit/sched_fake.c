@@ -281,7 +281,7 @@ fk_wait(uint64_t id)
 	struct fk_seen *f;
 	int rc = 0;
 
-	fk_after_ms(&ts, 30000);
+	fk_after_ms(&ts, SOON);
 	pthread_mutex_lock(&lock);
 	f = find(id);
 	DCPD_ASSERT(f != NULL);
@@ -387,7 +387,7 @@ fk_stop(struct fk *f)
 int
 fk_idle(struct fk *f)
 {
-	for (int i = 0; i < 30000; i++) {
+	for (int i = 0; i < SOON; i++) {
 		if (dcpd_sched_idle(f->s))
 			return 0;
 		usleep(1000);

@@ -60,6 +60,8 @@ void fk_engine_close(struct fk_engine *);
 void fk_gate(struct fk_engine *);
 void fk_let(struct fk_engine *, uint64_t passes);
 void fk_open_gate(struct fk_engine *);
+/* What must happen, happens within this many ms on the busiest machine. */
+#define SOON 120000
 /* Until a pass stands at the gate; -1 if none comes within ms. */
 int fk_at_gate(struct fk_engine *, int ms);
 uint64_t fk_passes(struct fk_engine *);
@@ -131,7 +133,7 @@ struct fk_req {				/* what a test sends */
 /* 0: *id is its id; else what submit said (err may be NULL). */
 int fk_submit(struct dcpd_sched *, struct dcpd_client *, const struct fk_req *,
     uint64_t *id, struct dcpd_err *err);
-/* The request when it has ended; aborts the test after 30 s. */
+/* The request when it has ended; aborts the test after SOON. */
 const struct fk_seen *fk_wait(uint64_t id);
 /* As it is now. */
 struct fk_seen fk_look(uint64_t id);
@@ -158,7 +160,7 @@ struct fk {				/* one of everything */
 void fk_start(struct fk *, struct fk_spec spec,
     const struct dcpd_sched_config *cfg);
 void fk_stop(struct fk *);
-/* Wait until nothing is live; -1 after 30 s. */
+/* Wait until nothing is live; -1 after SOON. */
 int fk_idle(struct fk *);
 int64_t fk_status(struct fk *, const char *key);	/* integer of status */
 

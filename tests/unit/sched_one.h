@@ -16,7 +16,7 @@
 
 static struct fk F;
 
-static struct fk_req
+static inline struct fk_req
 tokens(const uint32_t *ids, uint32_t n, uint32_t max)
 {
 	return (struct fk_req){
@@ -25,7 +25,7 @@ tokens(const uint32_t *ids, uint32_t n, uint32_t max)
 	};
 }
 
-static uint64_t
+static inline uint64_t
 submit(const struct fk_req *q)
 {
 	struct dcpd_err err = { 0 };
@@ -37,7 +37,7 @@ submit(const struct fk_req *q)
 }
 
 /* Until n requests are live and none of them is with the text workers. */
-static void
+static inline void
 wait_encoded(unsigned n)
 {
 	unsigned live = 0, text = 1;

@@ -1,6 +1,6 @@
 /*
  * The scheduler's answers: what a request's client sees, whatever shares its
- * steps. Life and death of requests: t_sched_life.c.
+ * steps. How requests end: t_sched_end.c.
  */
 #include "config.h"
 
@@ -551,7 +551,7 @@ main(void)
 	SRunner *r;
 	int failed;
 
-	tcase_set_timeout(t, 60);
+	tcase_set_timeout(t, 300);
 	tcase_add_test(t, tokens_in_tokens_out);
 	tcase_add_loop_test(t, tokens_do_not_depend_on_batch_chunk_or_arrival,
 	    0, 15);

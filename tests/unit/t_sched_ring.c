@@ -15,7 +15,7 @@
 
 #include "tests/unit/sched_fake.h"
 
-#define TIMEOUT 20000		/* ms */
+#define TIMEOUT SOON
 #define VOCAB 1000u
 
 static struct fk_engine E;
@@ -24,6 +24,15 @@ static struct dcpd_sched *S;
 static struct dcpd_ipc *ipc;
 static char dir[64], path[96];
 static const char *self;	/* argv[0] */
+static _Atomic unsigned n_gone;
+
+/* dcpd_ipc_ops, to see when the scheduler was told. */
+static void
+gone(void *arg, struct dcpd_client *c)
+{
+	dcpd_sched_ipc_ops.gone(arg, c);
+	n_gone++;
+}
 
 static void
 start(struct fk_spec sp)
@@ -32,8 +41,10 @@ start(struct fk_spec sp)
 		.queue_max = 100, .way = -1, .check_steps = true };
 	struct dcpd_ipc_config ic = { .listen_fd = -1, .max_clients = 16,
 	    .max_clients_uid = 16, .max_requests_uid = 200, .vocab = VOCAB };
+	struct dcpd_ipc_ops ops = dcpd_sched_ipc_ops;
 	struct dcpd_err err = { 0 };
 
+	ops.gone = gone;
 	sp.vocab = VOCAB;
 	sp.max_ctx = 16384;
 	sp.dcp = sp.world = 4;
@@ -47,8 +58,7 @@ start(struct fk_spec sp)
 	ck_assert_ptr_nonnull(mkdtemp(dir));
 	snprintf(path, sizeof path, "%s/sock", dir);
 	ic.path = path;
-	ck_assert_msg(dcpd_ipc_start(&ic, &dcpd_sched_ipc_ops, S, &ipc,
-	    &err) == 0, "%s", err.text);
+	ck_assert_msg(dcpd_ipc_start(&ic, &ops, S, &ipc, &err) == 0, "%s", err.text);
 }
 
 static void
@@ -294,7 +304,8 @@ killed_at_the_gate(unsigned passes)
 	before = fk_passes(&E);
 	kill9(pid);
 	wait_for("clients", 1);
-	usleep(10000);			/* ops.gone follows the count */
+	while (n_gone == 0)		/* follows the count */
+		usleep(1000);
 	fk_let(&E, 1);
 	wait_idle();
 	ck_assert_uint_le(fk_passes(&E), before + 1);
@@ -419,7 +430,7 @@ main(int argc, char **argv)
 		return victim(argv);
 	s = suite_create("sched_ring");
 	t = tcase_create("ring");
-	tcase_set_timeout(t, 60);
+	tcase_set_timeout(t, 300);
 	tcase_add_test(t, many_requests_of_two_clients);
 	tcase_add_test(t, killed_in_prefill);
 	tcase_add_test(t, killed_in_decode);

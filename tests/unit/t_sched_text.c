@@ -328,7 +328,7 @@ main(void)
 	SRunner *r;
 	int failed;
 
-	tcase_set_timeout(t, 60);
+	tcase_set_timeout(t, 300);
 	tcase_add_test(t, text_in_text_out);
 	tcase_add_test(t, max_tokens_in_the_middle_of_a_character);
 	tcase_add_loop_test(t, a_stop_string_ends_the_answer, 0, 5);
