@@ -158,8 +158,8 @@ enum {
 #define DCPR_INLINE 32u			/* bytes of payload in an entry */
 
 /*
- * Inline payload, in this order: usage (16 bytes, only with DCP_EV_DONE and
- * DCP_EV_ERROR), token ids, text. Else a dcpr_where.
+ * Inline payload, in this order: usage (16 bytes, not with DCP_EV_DELTA), token
+ * ids, text. Else a dcpr_where.
  */
 struct dcpr_cqe {
 	uint64_t id;

@@ -46,6 +46,7 @@ enum {
 					   length in DONE's usage; data may be
 					   empty; special tokens are part of the
 					   text with DCP_SPECIAL_TOKENS */
+	DCP_BEGIN = 1 << 8,		/* DCP_EV_BEGIN comes first */
 };
 
 struct dcp_logit_bias {
@@ -91,6 +92,8 @@ enum {
 	DCP_EV_DELTA = 1,	/* text and tokens */
 	DCP_EV_DONE = 2,	/* last event of a request: finish, usage */
 	DCP_EV_ERROR = 3,	/* last event of a request: error, text */
+	DCP_EV_BEGIN = 4,	/* DCP_BEGIN: it is good and waits for its turn;
+				   usage.prompt_tokens */
 };
 
 enum {
@@ -145,7 +148,7 @@ struct dcp_event {
 	const struct dcp_token_logprobs *logprobs;
 	uint32_t finish;		/* DCP_FINISH_*, with DONE */
 	int32_t error;			/* -errno, with ERROR; text says why */
-	struct dcp_usage usage;		/* with DONE and ERROR */
+	struct dcp_usage usage;		/* with DONE, ERROR and BEGIN */
 };
 
 /*

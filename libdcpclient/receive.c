@@ -50,7 +50,7 @@ split_inline(const struct dcpr_cqe *e, struct parts *q)
 {
 	size_t used = 0;
 
-	if (e->type == DCP_EV_DONE || e->type == DCP_EV_ERROR) {
+	if (e->type != DCP_EV_DELTA && e->type != DCPR_EV_INFO) {
 		memcpy(&q->usage, e->payload, sizeof q->usage);
 		used = sizeof q->usage;
 	}

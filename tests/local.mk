@@ -15,7 +15,7 @@ PARITY_TESTS = tests/parity/test_tiny.py tests/parity/test_fixtures.py \
 	tests/parity/test_formats.py tests/parity/test_cases.py \
 	tests/parity/test_layouts.py
 MODEL_TESTS = tests/integration/test_model.py \
-	tests/integration/test_accuracy.py
+	tests/integration/test_accuracy.py tests/integration/test_begin.py
 
 EXTRA_DIST += $(PARITY_TESTS) $(MODEL_TESTS) tests/lib/parity.py \
 	tests/lib/dcpclient.py tests/lib/daemon.py tools/accuracy \

@@ -176,11 +176,17 @@ next_part(struct part *p)
 	    (p->logprobs ? p->nt * sizeof(struct dcpr_logprob) : 0);
 }
 
+static bool
+is_final(const struct dcp_event *ev)
+{
+	return ev->type == DCP_EV_DONE || ev->type == DCP_EV_ERROR;
+}
+
 static struct dcpr_cqe
 make_entry(const struct part *p, struct live *r)
 {
 	const struct dcp_event *ev = p->ev;
-	bool more = !p->last || ev->type == DCP_EV_DELTA;
+	bool more = !p->last || !is_final(ev);
 
 	return (struct dcpr_cqe){
 		.id = r->id, .user_data = r->user_data, .seq = r->seq++,
@@ -471,10 +477,10 @@ emit_locked(struct dcpd_client *c, struct live *r, const struct dcp_event *in)
 {
 	struct dcp_event ev = *in;
 	struct part p = { .ev = &ev, .logprobs = in->n_logprobs > 0 };
-	bool final = ev.type != DCP_EV_DELTA;
+	bool final = is_final(in);
 	int rc = 0;
 
-	DCPD_ASSERT(ev.type >= DCP_EV_DELTA && ev.type <= DCP_EV_ERROR);
+	DCPD_ASSERT(ev.type >= DCP_EV_DELTA && ev.type <= DCP_EV_BEGIN);
 	DCPD_ASSERT(ev.n_logprobs == 0 || ev.n_logprobs == ev.n_tokens);
 	if (ev.type == DCP_EV_ERROR)
 		ev.text_len = cut_text(ev.text, ev.text_len, ERROR_TEXT_MAX);

@@ -516,6 +516,19 @@ encode(struct req *r, struct dcpd_err *err)
 	return 0;
 }
 
+/* Whatever is wrong with the request is known now, and nothing is. */
+static void
+say_begin(const struct req *r)
+{
+	const struct dcp_event ev = {
+		.size = sizeof ev, .type = DCP_EV_BEGIN,
+		.request = r->sub->id, .text = "",
+		.usage.prompt_tokens = r->n_prompt,
+	};
+
+	(void)dcpd_ipc_emit(r->sub->client, r->sub->id, &ev);
+}
+
 void
 dcpd_req_encode(struct dcpd_job *job)
 {
@@ -531,6 +544,8 @@ dcpd_req_encode(struct dcpd_job *job)
 	if (!ended) {
 		err.code = encode(r, &err);
 		r->err = err;
+		if (err.code == 0 && r->sub->flags & DCP_BEGIN)
+			say_begin(r);
 	}
 	pthread_mutex_lock(&s->lock);
 	ended = r->state == R_ENDED;

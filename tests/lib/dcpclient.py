@@ -15,8 +15,8 @@ import os
 
 INPUT_TEXT, INPUT_CHAT, INPUT_TOKENS = 1, 2, 3
 (IGNORE_EOS, LOGPROBS, ECHO, SPECIAL_TOKENS, PLAIN_INPUT, SEED,
- TEMPERATURE, TOKENIZE) = (1 << i for i in range(8))
-EV_DELTA, EV_DONE, EV_ERROR = 1, 2, 3
+ TEMPERATURE, TOKENIZE, BEGIN) = (1 << i for i in range(9))
+EV_DELTA, EV_DONE, EV_ERROR, EV_BEGIN = 1, 2, 3, 4
 CONTENT, REASONING, TOOL_NAME, TOOL_ARGS, PROMPT = range(5)
 FINISH = ["", "stop", "length", "tool_calls", "abort"]
 
@@ -230,7 +230,7 @@ class Client:
                 raise DcpError(110, f"no event in {timeout} s, {len(todo)} "
                                "requests still run")
             self.live[ev.request].add(ev)
-            if ev.type != EV_DELTA:
+            if ev.type in (EV_DONE, EV_ERROR):
                 todo.discard(ev.request)
         return [self.live.pop(i) for i in ids]
 
@@ -255,7 +255,7 @@ class Client:
                 raise DcpError(110, f"no event in {timeout} s")
             a = self.live[ev.request]
             a.add(ev)
-            if ev.type != EV_DELTA:
+            if ev.type in (EV_DONE, EV_ERROR):
                 i = at.pop(ev.request)
                 answers[i] = self.live.pop(ev.request)
                 if done:
