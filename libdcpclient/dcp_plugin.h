@@ -52,7 +52,9 @@ struct dcp_host {
 	   admin command "pages"; NULL while the model loads */
 	char *(*pages)(void *ctx);
 	/* malloc'd JSON: [{"name", "kind": "counter"|"gauge", "help",
-	   "value"} or, of one rank, the same with "rank": N] */
+	   "value"} or, of one rank, the same with "rank": N; and {"name",
+	   "kind": "histogram", "help", "bounds": [seconds], "buckets":
+	   [observations up to each bound, then all], "sum": seconds}] */
 	char *(*counters)(void *ctx);
 	/* Drop what the prefix cache holds in no use; *pages: how many. */
 	int (*flush_cache)(void *ctx, uint64_t *pages);

@@ -1,5 +1,6 @@
 # main, config, admin socket
-libdcpd_a_SOURCES += dcpd/admin/counters.c dcpd/admin/counters.h \
+libdcpd_a_SOURCES += dcpd/admin/histograms.c dcpd/admin/histograms.h \
+	dcpd/admin/counters.c dcpd/admin/counters.h \
 	dcpd/admin/admin.c dcpd/admin/admin.h dcpd/admin/commands.c \
 	dcpd/admin/listen.c dcpd/admin/listen.h \
 	dcpd/config/check.c dcpd/config/device.c dcpd/config/device.h \
@@ -12,6 +13,11 @@ sbin_PROGRAMS += dcpd/dcpd
 dcpd_dcpd_SOURCES = dcpd/main.c
 dcpd_dcpd_LDADD = $(DCPD_LIBS)
 dcpd_dcpd_LDFLAGS = $(PIE_FLAGS)
+
+check_PROGRAMS += tests/unit/t_histograms
+TESTS += tests/unit/t_histograms
+tests_unit_t_histograms_SOURCES = tests/unit/t_histograms.c
+tests_unit_t_histograms_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/unit/t_options
 TESTS += tests/unit/t_options

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "dcpd/admin/counters.h"
+#include "dcpd/admin/histograms.h"
 #include "dcpd/sched/sched_i.h"
 
 /* An event is sent when it holds as much as this. */
@@ -178,6 +179,8 @@ emit_done(struct req *r, uint32_t finish, const struct dcp_usage *usage)
 	if (finish == DCP_FINISH_STOP && r->out != NULL &&
 	    dcpd_out_calls(r->out) > 0)
 		ev.finish = DCP_FINISH_TOOL_CALLS;
+	if (finish != DCP_FINISH_ABORT)
+		dcpd_observe(DCPD_HIST_e2e, dcpd_now_ns() - r->t_submit, 1);
 	(void)dcpd_ipc_emit(r->sub->client, r->sub->id, &ev);
 }
 
@@ -246,9 +249,12 @@ count(struct req *r, uint32_t before)
 	if (before == 0) {
 		DCPD_COUNT(first_tokens, 1);
 		DCPD_COUNT(ttft_ns, now - r->t_submit);
+		dcpd_observe(DCPD_HIST_ttft, now - r->t_submit, 1);
 	} else {
 		DCPD_COUNT(later_tokens, tokens);
 		DCPD_COUNT(itl_ns, now - r->t_token);
+		dcpd_observe(DCPD_HIST_itl, (now - r->t_token) / tokens,
+		    tokens);
 	}
 	r->t_token = now;
 	pthread_mutex_lock(&s->lock);

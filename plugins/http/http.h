@@ -59,6 +59,7 @@ struct http {
 	struct event_base *base;
 	struct server *server;
 	struct engine *engine;
+	struct live *live;		/* live.c: those who watch the page */
 };
 
 void http_log(const struct http *, int priority, const char *fmt, ...)
