@@ -442,6 +442,35 @@ print_changed(const json_t *c)
 }
 
 int
+ctl_plugins(int argc, char **argv)
+{
+	json_t *a = NULL, *p, *stats;
+	char *text;
+	size_t i;
+	int rc = ask(argc, argv, "plugins [-j]", &a);
+
+	if (rc != 0)
+		return rc > 0 ? rc : CTL_OK;
+	if (ctl.json) {
+		ctl_print_json(a);
+		return CTL_OK;
+	}
+	if (json_array_size(a) > 0)
+		printf("%-16s %-10s %-9s %s\n", "name", "version", "state",
+		    "stats");
+	json_array_foreach(a, i, p) {
+		stats = json_object_get(p, "stats");
+		text = json_is_object(stats) ? json_dumps(stats, 0) : NULL;
+		printf("%-16s %-10s %-9s %s\n", string(p, "name"),
+		    string(p, "version"), string(p, "state"),
+		    text != NULL ? text : "-");
+		free(text);
+	}
+	json_decref(a);
+	return CTL_OK;
+}
+
+int
 ctl_config(int argc, char **argv)
 {
 	struct ctl_list op = { NULL, 0 };

@@ -154,6 +154,7 @@ int ctl_drain(int argc, char **argv);
 int ctl_resume(int argc, char **argv);
 int ctl_check(int argc, char **argv);
 int ctl_cache(int argc, char **argv);
+int ctl_plugins(int argc, char **argv);
 int ctl_config(int argc, char **argv);
 int ctl_generate(int argc, char **argv);
 int ctl_chat(int argc, char **argv);

@@ -23,6 +23,7 @@
 
 #include "dcpd/admin/counters.h"
 #include "dcpd/daemon.h"
+#include "dcpd/plugin/plugin.h"
 
 #define TICK_MS 100	/* how soon a failed engine or an idle drain is seen */
 #define FORCE_S 10	/* an orderly end may take so long after the drain */
@@ -141,6 +142,7 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 	sd_notify(0, "STOPPING=1\nSTATUS=draining");
 	dcpd_sched_drain(d->sched, true);
 	set_state(d, DCPD_STOPPING);	/* may wait for a slow command */
+	dcpd_plugins_drain();
 	dcpd_log(LOG_NOTICE, "ending: %llu requests run on, for %g s at most; "
 	    "a second signal cancels them", (unsigned long long)
 	    (DCPD_COUNTER(requests_running) + DCPD_COUNTER(requests_waiting)),
@@ -160,7 +162,8 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 	pthread_t t;
 
 	while (sig.count == 0) {
-		if (dcpd_sched_failed(d->sched, err)) {
+		if (dcpd_sched_failed(d->sched, err) ||
+		    dcpd_plugins_failed(err)) {
 			sd_notifyf(0, "STOPPING=1\nSTATUS=failed: %s",
 			    err->text);
 			set_state(d, DCPD_FAILED);
@@ -263,7 +266,7 @@ main(int argc, char **argv)
 	} else {
 		code = run(&d, &err);
 	}
-	if (fflush(stdout) != 0) {
+	if (fflush(stdout) != 0 || ferror(stdout)) {
 		dcpd_log(LOG_ERR, "standard output: %s", strerror(errno));
 		code = EXIT_FAILURE;
 	}

@@ -12,12 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "dcpd/config/device.h"
 #include "dcpd/config/memavail.h"
 #include "dcpd/daemon.h"
+#include "dcpd/plugin/plugin.h"
 #include "dcpd/selftest.h"
 
 #define FRACTION_CPU 0.25
@@ -594,6 +596,32 @@ phase_listening(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
+/* Before the model loads: they can say so. */
+static int
+phase_plugins(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	char path[sizeof ((struct sockaddr_un *)0)->sun_path + 1] = "";
+	json_t *list;
+	int rc;
+
+	if ((rc = dcpd_plugins_config(&d->opt, &list, err)) != 0)
+		return rc;
+	rc = (int)json_object_size(list);
+	json_decref(list);
+	if (rc == 0)
+		return 0;
+	phase(d, "plugins");
+	rc = dcpd_listen_path(&d->client_sock, path, sizeof path);
+	if (rc != 0)
+		return dcpd_fail(err, rc, "the clients' socket from systemd "
+		    "has no path, so plugins cannot connect: give "
+		    "ListenSequentialPacket= a path");
+	if ((rc = dcpd_plugins_start(&d->opt, path, &d->run, err)) != 0)
+		return rc;
+	phase_done(d, "started");
+	return 0;
+}
+
 static int
 start_run(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -624,7 +652,7 @@ dcpd_daemon_start(struct dcpd_daemon *d, struct dcpd_err *err)
 	    (rc = open_sockets(d, err)) != 0)
 		return rc;
 	rc = dcpd_admin_start(d->admin_sock.fd, &d->run, &d->admin, err);
-	if (rc != 0)
+	if (rc != 0 || (rc = phase_plugins(d, err)) != 0)
 		return rc;
 	if (d->opt.engine == DCPD_ENGINE_NULL)
 		rc = start_null(d, err);
@@ -650,6 +678,8 @@ dcpd_daemon_stop(struct dcpd_daemon *d)
 {
 	struct dcpd_run *r = &d->run;
 
+	/* They may ask the scheduler, and their users get an answer. */
+	dcpd_plugins_stop();
 	if (r->about != NULL) {
 		pthread_rwlock_wrlock(&r->lock);
 		r->sched = NULL;

@@ -29,7 +29,7 @@ extern "C" {
 
 /* How the engine is, for a health check. */
 enum {
-	DCP_HOST_LOADING = 0,	/* dcp_connect works, requests wait */
+	DCP_HOST_LOADING = 0,	/* dcp_connect waits; connect at READY */
 	DCP_HOST_READY = 1,	/* steps advance, or there is nothing to do */
 	DCP_HOST_DRAINING = 2,	/* no new requests; running ones go on */
 	DCP_HOST_STUCK = 3,	/* there is work and no step ends */
@@ -56,7 +56,9 @@ struct dcp_host {
 	   "kind": "histogram", "help", "bounds": [seconds], "buckets":
 	   [observations up to each bound, then all], "sum": seconds}] */
 	char *(*counters)(void *ctx);
-	/* Drop what the prefix cache holds in no use; *pages: how many. */
+	/* Drop what the prefix cache holds in no use, before the next request
+	   is looked up; *pages: how many those were. -EAGAIN: it loads or
+	   ends. */
 	int (*flush_cache)(void *ctx, uint64_t *pages);
 	/* A listening socket that systemd passed under this name; the caller
 	   owns it. -ENOENT: none. */
@@ -74,7 +76,8 @@ struct dcp_plugin {
 	uint16_t major, minor;		/* DCP_PLUGIN_MAJOR, _MINOR */
 	uint32_t struct_size;		/* sizeof(struct dcp_plugin) */
 	uint32_t capabilities;		/* 0; none is defined yet */
-	const char *name;		/* [a-z0-9_-]+, the file's name */
+	const char *name;		/* [a-z0-9_-]+; the file is NAME.so */
+	const char *version;		/* its own, for people; may be NULL */
 	/* config: a JSON object, the plugin's part of the configuration. A key
 	   that it does not know is an error. Checks only: takes no port. */
 	int (*create)(const struct dcp_host *, const char *config,
@@ -84,13 +87,15 @@ struct dcp_plugin {
 	   that says so, and then nothing changes. May be NULL. */
 	int (*reload)(void *self, const char *config, char **why);
 	void (*drain)(void *self);	/* take no new work; may be NULL */
-	void (*stop)(void *self);	/* ends its threads */
+	void (*stop)(void *self);	/* ends its threads, and what its users
+					   still wait for with an error */
 	void (*destroy)(void *self);
 	char *(*stats)(void *self);	/* malloc'd JSON object; may be NULL */
 	void *spare[8];
 };
 
 /* The only exported function. NULL: no version fits host_abi. */
+__attribute__((visibility("default")))
 const struct dcp_plugin *dcp_plugin_get(uint32_t host_abi);
 
 #ifdef __cplusplus

@@ -5,7 +5,7 @@ say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
 BUILD_PACKAGES="gcc make autoconf automake libtool pkg-config libc6-dev \
-libjansson-dev libpcre2-dev libsystemd-dev check"
+libjansson-dev libpcre2-dev libsystemd-dev libevent-dev check"
 
 is_installed() {
 	dpkg-query -W -f '${db:Status-Status}\n' "$1" 2>/dev/null |

@@ -46,7 +46,7 @@ struct dcpd_run {
 	json_t *about;			/* model, layout, plan: for status */
 	json_t *config;			/* effective flags */
 	json_t *changed;		/* those that are not the default */
-	bool draining;
+	_Atomic bool draining;
 };
 
 struct dcpd_admin;
@@ -65,6 +65,9 @@ struct dcpd_admin_command {
 	    struct dcpd_err *);
 };
 const struct dcpd_admin_command *dcpd_admin_find(const char *name);
+/* "loading", "ready", "draining", "stuck", "stopping", "failed"; run->lock held
+ * shared. */
+const char *dcpd_admin_state(const struct dcpd_run *);
 /* Once a second: notices that requests run but no step ends. */
 void dcpd_admin_watch(struct dcpd_run *);
 

@@ -11,6 +11,7 @@
 
 #include "dcpd/admin/admin.h"
 #include "dcpd/admin/counters.h"
+#include "dcpd/plugin/plugin.h"
 
 /* Admin thread, and a slow command's. */
 static _Atomic uint64_t seen_steps, step_changed_ns;
@@ -45,8 +46,8 @@ need_ready(const struct dcpd_run *run, struct dcpd_err *err)
 	    "the daemon is still loading" : "the daemon is ending");
 }
 
-static const char *
-state_name(const struct dcpd_run *run)
+const char *
+dcpd_admin_state(const struct dcpd_run *run)
 {
 	switch (run->state) {
 	case DCPD_LOADING:
@@ -81,7 +82,7 @@ phases_json(const struct dcpd_run *run)
 static json_t *
 status(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 {
-	const char *state = state_name(run);
+	const char *state = dcpd_admin_state(run);
 	json_t *r, *s;
 
 	r = json_pack("{s:s,s:b,s:s,s:i,s:f,s:o}", "state", state, "ready",
@@ -166,7 +167,7 @@ set_draining(struct dcpd_run *run, bool on, struct dcpd_err *err)
 	if (need_ready(run, err) != 0)
 		return NULL;
 	dcpd_sched_drain(run->sched, on);
-	run->draining = on;	/* only the admin thread reads and writes it */
+	run->draining = on;
 	dcpd_log(LOG_NOTICE, on ? "draining: new requests are refused" :
 	    "resumed: requests are accepted again");
 	return json_pack("{s:b}", "idle", dcpd_sched_idle(run->sched));
@@ -247,6 +248,12 @@ config(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 	return NULL;
 }
 
+static json_t *
+plugins(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	return dcpd_plugins_json();
+}
+
 static json_t *help(struct dcpd_run *, const json_t *, struct dcpd_err *);
 
 static const struct dcpd_admin_command commands[] = {
@@ -262,6 +269,8 @@ static const struct dcpd_admin_command commands[] = {
 	{ "cache", "the prefix cache: \"op\" stats or drop", true, cache },
 	{ "config", "the configuration: \"op\" show or changed", false,
 	    config },
+	{ "plugins", "front ends: version, state, their own numbers", false,
+	    plugins },
 	{ "help", "the commands", false, help },
 	{ NULL, NULL, false, NULL },
 };

@@ -150,23 +150,73 @@ named(const char *given, const char *name)
 	    (given[n] == '\0' || strcmp(given + n, ".socket") == 0);
 }
 
-int
-dcpd_listen_inherited(const char *name, int type, struct dcpd_listen *out,
-    struct dcpd_err *err)
+/* The descriptor that systemd passed under that name; 0: none. */
+static int
+find_inherited(const char *name)
 {
 	char **names = NULL;
-	int i, n, found = -1, rc = 0;
+	int i, n, found = 0;
 
 	n = sd_listen_fds_with_names(0, &names);
 	if (n < 0)
-		return dcpd_fail(err, n, "LISTEN_FDS: %s", strerror(-n));
+		return n;
 	for (i = 0; i < n; i++)
-		if (found < 0 && named(names[i], name))
+		if (found == 0 && named(names[i], name))
 			found = SD_LISTEN_FDS_START + i;
 	for (i = 0; i < n; i++)
 		free(names[i]);
 	free(names);
+	return found;
+}
+
+int
+dcpd_listen_named(const char *name, int *fd)
+{
+	int found = find_inherited(name), copy;
+
+	if (found == 0)
+		return -ENOENT;
 	if (found < 0)
+		return found;
+	if (sd_is_socket(found, AF_UNSPEC, SOCK_STREAM, 1) <= 0)
+		return -EINVAL;
+	copy = fcntl(found, F_DUPFD_CLOEXEC, 0);
+	if (copy < 0 || fcntl(copy, F_SETFL, fcntl(copy, F_GETFL) |
+	    O_NONBLOCK) != 0) {
+		int rc = -errno;
+
+		if (copy >= 0)
+			close(copy);
+		return rc;
+	}
+	*fd = copy;
+	return 0;
+}
+
+int
+dcpd_listen_path(const struct dcpd_listen *l, char *buf, size_t cap)
+{
+	struct sockaddr_un sa = { .sun_family = AF_UNSPEC };
+	socklen_t len = sizeof sa;
+
+	if (getsockname(l->fd, (struct sockaddr *)&sa, &len) != 0)
+		return -errno;
+	if (sa.sun_family != AF_UNIX || sa.sun_path[0] == '\0')
+		return -ENOENT;
+	return (size_t)snprintf(buf, cap, "%.*s", (int)sizeof sa.sun_path,
+	    sa.sun_path) < cap ? 0 : -ENAMETOOLONG;
+}
+
+int
+dcpd_listen_inherited(const char *name, int type, struct dcpd_listen *out,
+    struct dcpd_err *err)
+{
+	int found = find_inherited(name), rc;
+
+	if (found < 0)
+		return dcpd_fail(err, found, "LISTEN_FDS: %s",
+		    strerror(-found));
+	if (found == 0)
 		return 0;
 	if (sd_is_socket_unix(found, type, 1, NULL, 0) <= 0)
 		return dcpd_fail(err, -EINVAL, "LISTEN_FDS: descriptor %d "

@@ -27,6 +27,11 @@ int dcpd_listen_open(const char *path, int type, mode_t mode, const char *flag,
  */
 int dcpd_listen_inherited(const char *name, int type, struct dcpd_listen *,
     struct dcpd_err *);
+/* As above for a listening socket of any family; *fd is the caller's own.
+ * 0, or -ENOENT: none of that name. Any thread. */
+int dcpd_listen_named(const char *name, int *fd);
+/* Where clients connect, into buf; -ENOENT: the socket has no path. */
+int dcpd_listen_path(const struct dcpd_listen *, char *buf, size_t cap);
 /* Close; the path goes only if it is still ours. */
 void dcpd_listen_close(struct dcpd_listen *);
 /* Remove the path alone, for an exit without unwinding. Any thread. */

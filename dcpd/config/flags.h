@@ -139,12 +139,29 @@ X(ACT, REAL, stuck_after, "stuck-after", "", "30", "1..86400", \
   "daemon says that it is stuck and the watchdog is not fed") \
 X(ACT, ENUM, log_level, "log-level", "", "info", \
   "error|warning|notice|info|debug", "what goes to the log") \
-X(REFUSE, STR, http, "http", "", "", "HOST:PORT", \
-  "the HTTP front end is not built yet; use dcpctl or libdcpclient") \
-X(REFUSE, STR, port, "port", "", "", "PORT", \
-  "the HTTP front end is not built yet; use dcpctl or libdcpclient") \
-X(REFUSE, STR, host, "host", "", "", "HOST", \
-  "the HTTP front end is not built yet; use dcpctl or libdcpclient") \
+GROUP("Front ends") \
+X(ACT, STR, http, "http", "", "", "ADDRESS,...", \
+  "serve HTTP on HOST:PORT, unix:PATH or systemd (the socket dcpd-http); " \
+  "loads the plugin http") \
+X(ACT, STR, port, "port", "", "", "PORT", \
+  "--http of this port, on --host") \
+X(ACT, STR, host, "host", "", "", "HOST", \
+  "with --port: the address to listen on; default: 127.0.0.1") \
+X(ACT, STR, api_key_file, "api-key-file", "", "", "FILE", \
+  "HTTP asks for a key that this file has, one a line, but for /health") \
+X(REFUSE, STR, api_key, "api-key", "", "", "KEY", \
+  "whoever lists processes would see it; write it into a file and give " \
+  "--api-key-file") \
+X(ACT, STR, served_model_name, "served-model-name", "", "", "NAME", \
+  "the model's name in HTTP; default: that of the model folder") \
+X(ACT, STR, unix_path, "unix", "", "", "PATH", \
+  "serve lines of JSON on this socket, see dcpd-unix(7); loads the plugin " \
+  "unix") \
+X(ACT, STR, plugins, "plugins", "", "", "NAME,...", \
+  "load these plugins; in --config an object, {\"NAME\": {KEY: VALUE}}, " \
+  "configures them too") \
+X(ACT, STR, plugin_dir, "plugin-dir", "", "", "DIR", \
+  "where NAME.so is; default: plugins in the package's library folder") \
 GROUP("Without a model") \
 X(ACT, ENUM, engine, "engine", "", "model", "model|null", \
   "null: a deterministic token stream, to try everything round the model") \

@@ -378,8 +378,9 @@ read_key(struct dcpd_options *o, const char *path, const char *key,
 	if (o->given[d->flag] == 2)
 		return 0;
 	if (json_text(v, value, sizeof value) != 0)
-		return dcpd_fail(err, -EINVAL, "%s: want a string, a number, "
-		    "true or false", where);
+		return dcpd_fail(err, -EINVAL, d->flag == DCPD_FLAG_plugins ?
+		    "%s: want an object, {\"NAME\": {...}}" :
+		    "%s: want a string, a number, true or false", where);
 	o->given[d->flag] = 1;
 	return dcpd_options_set(o, d, value, where, err);
 }

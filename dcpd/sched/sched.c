@@ -458,7 +458,10 @@ answer_check(struct dcpd_sched *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
-/* dcpd_sched_cache_drop() asks; likewise. */
+/*
+ * dcpd_sched_cache_drop() asks; likewise. Before admission, so that whoever
+ * comes after it finds nothing.
+ */
 static void
 answer_drop(struct dcpd_sched *s)
 {
@@ -505,11 +508,11 @@ step_main(void *arg)
 		pthread_mutex_unlock(&s->lock);
 		dcpd_sched_flush_posts(s);
 		ran = false;
+		answer_drop(s);
 		if (!s->failed) {
 			dcpd_sched_admit(s);
 			ran = dcpd_sched_step(s);
 		}
-		answer_drop(s);
 		check_after_step(s);
 		answer_check(s);
 	}

@@ -72,6 +72,9 @@ json_t *dcpd_sched_cache(struct dcpd_sched *);		/* its numbers */
 /* Frees every cached page that no request holds; *pages: how many. */
 int dcpd_sched_cache_drop(struct dcpd_sched *, uint32_t *pages,
     struct dcpd_err *);
+/* The same without waiting, any thread: what is submitted later finds nothing
+ * of it. *pages: how many those are. */
+void dcpd_sched_cache_flush(struct dcpd_sched *, uint32_t *pages);
 /*
  * Every live request gets an ERROR; joins, frees. After ipc, which calls in
  * here, has stopped, and before the text pool, which this waits for.

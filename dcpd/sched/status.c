@@ -287,6 +287,17 @@ dcpd_sched_cache_drop(struct dcpd_sched *s, uint32_t *pages,
 	return rc;
 }
 
+void
+dcpd_sched_cache_flush(struct dcpd_sched *s, uint32_t *pages)
+{
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	s->drop_want++;
+	dcpd_sched_kick(s);
+	*pages = dcpd_prefix_n_idle(s->prefix);
+	pthread_mutex_unlock(&s->lock);
+}
+
 json_t *
 dcpd_sched_cache(struct dcpd_sched *s)
 {

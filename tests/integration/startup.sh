@@ -64,7 +64,6 @@ refused "quantization" --quantization none -- --model "$TINY" \
     --quantization fp8
 refused "page size" --page-size 64 -- --model "$TINY" --page-size 128
 refused "unknown flag" --dpc-size --dcp-size -- --model "$TINY" --dpc-size 8
-refused "http" --http "not built" -- --model "$TINY" --http :8000
 
 # Devices: no module, no module at all, another release's, no GPU
 DCPD_MODULE_DIR=$work refused "no CUDA module" "no CUDA module" \

@@ -119,8 +119,7 @@ END_TEST
 
 START_TEST(refused_flags)
 {
-	bad("--model m --http 127.0.0.1:8000", "--http", "not built");
-	bad("--model m --port", "--port", "not built");
+	bad("--model m --api-key secret", "--api-key", "--api-key-file");
 	bad("--engine null --attn-dp-size 2 --tp 8", "--attn-dp-size",
 	    "not built");
 	bad("--model m --dcp-comm nccl", "--dcp-comm", "cuda");
@@ -255,7 +254,8 @@ START_TEST(config_file)
 	bad_file("{\"dpc-size\": 8}", "dpc-size", "did you mean --dcp-size");
 	bad_file("{\"tp\": [8]}", "tp", "want a string, a number");
 	bad_file("{\"tp\": 8.5}", "tp", "whole number");
-	bad_file("{\"http\": \"x\"}", "http", "not built");
+	bad_file("{\"api-key\": \"x\"}", "api-key", "--api-key-file");
+	bad_file("{\"plugins\": [\"http\"]}", "plugins", "want an object");
 	bad_file("{\"config\": \"x\"}", "config", "command line");
 	bad_file("{\"help\": true}", "help", "command line");
 	bad_file("{\"plan\": true}", "plan", "command line");
