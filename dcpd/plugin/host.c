@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "dcpd/admin/counters.h"
+#include "dcpd/admin/histograms.h"
 #include "dcpd/admin/listen.h"
 #include "dcpd/plugin/plugin.h"
 
@@ -77,6 +78,12 @@ host_requests(void *ctx)
 	return text != NULL ? text : strdup("[]");	/* still loading */
 }
 
+static char *
+host_pages(void *ctx)
+{
+	return admin_text(ctx, "pages");
+}
+
 /* --- counters ------------------------------------------------------------ */
 
 /* What each rank holds, beside the counters of the whole daemon. */
@@ -132,6 +139,7 @@ host_counters(void *ctx)
 	json_array_foreach(json_object_get(status, "ranks"), i, rank)
 		add_rank(list, rank);
 	json_decref(status);
+	dcpd_histograms_json(list);
 	text = json_dumps(list, JSON_COMPACT);
 	json_decref(list);
 	return text;
@@ -191,7 +199,8 @@ dcpd_plugin_host(struct dcpd_plugin *p, const char *socket)
 		.size = sizeof p->host, .abi = DCP_PLUGIN_ABI, .ctx = p,
 		.socket = socket, .version = PACKAGE_VERSION,
 		.log = host_log, .state = host_state, .status = host_status,
-		.requests = host_requests, .counters = host_counters,
+		.requests = host_requests, .pages = host_pages,
+		.counters = host_counters,
 		.flush_cache = host_flush_cache, .listen_fd = host_listen_fd,
 		.tick = host_tick, .failed = host_failed,
 	};
