@@ -23,6 +23,7 @@
 
 #define DEFAULT_PATH "/run/dcpd/dcpd.sock"
 #define DEFAULT_SPIN_US 50
+#define N_FDS 4			/* with WELCOME */
 
 /* ms left until end (ns), for poll; -1 when there is no end */
 static int
@@ -76,9 +77,9 @@ open_socket(const char *path, uint64_t end, int *out)
 	return 0;
 }
 
-/* Take the three descriptors out of m; all or none. */
+/* Take the descriptors out of m; all or none. */
 static int
-take_fds(struct msghdr *m, int fds[3])
+take_fds(struct msghdr *m, int fds[N_FDS])
 {
 	struct cmsghdr *cm = CMSG_FIRSTHDR(m);
 	size_t n = 0, i;
@@ -91,8 +92,8 @@ take_fds(struct msghdr *m, int fds[3])
 			n = 8;
 		memcpy(got, CMSG_DATA(cm), n * sizeof(int));
 	}
-	if (n == 3 && !(m->msg_flags & MSG_CTRUNC)) {
-		memcpy(fds, got, sizeof got[0] * 3);
+	if (n == N_FDS && !(m->msg_flags & MSG_CTRUNC)) {
+		memcpy(fds, got, sizeof got[0] * N_FDS);
 		return 0;
 	}
 	for (i = 0; i < n; i++)
@@ -101,7 +102,7 @@ take_fds(struct msghdr *m, int fds[3])
 }
 
 static int
-handshake(int sock, uint64_t end, struct dcpr_welcome *w, int fds[3])
+handshake(int sock, uint64_t end, struct dcpr_welcome *w, int fds[N_FDS])
 {
 	struct dcpr_hello hello = {
 		.magic = DCPR_MAGIC, .major = DCPR_MAJOR, .minor = DCPR_MINOR,
@@ -159,7 +160,7 @@ handshake(int sock, uint64_t end, struct dcpr_welcome *w, int fds[3])
 	if (rc != 0)
 		return dcp_fail(-EPROTO, "WELCOME lacks its descriptors");
 close_fds:
-	for (rc = 0; rc < 3; rc++)
+	for (rc = 0; rc < N_FDS; rc++)
 		close(fds[rc]);
 	return dcp_fail(-EPROTO, "WELCOME is malformed or of version %u, "
 	    "not %d", w->major, DCPR_MAJOR);
@@ -280,6 +281,7 @@ destroy(struct dcp *d)
 	/* In a forked child the regions are not there: leave the range be. */
 	bool child = d->fork_mark != MAP_FAILED && *d->fork_mark == 0;
 	struct box *b;
+	int i;
 
 	while ((b = d->queue) != NULL) {
 		d->queue = b->next;
@@ -295,8 +297,9 @@ destroy(struct dcp *d)
 		close(d->epfd);
 	if (d->kick >= 0)
 		close(d->kick);
-	if (d->bell >= 0)
-		close(d->bell);
+	for (i = 0; i < 2; i++)
+		if (d->bell[i] >= 0)
+			close(d->bell[i]);
 	close(d->sock);
 	if (!child) {		/* there a lost thread may hold them */
 		pthread_cond_destroy(&d->rx_cond);
@@ -315,7 +318,7 @@ dcp_connect(const char *path, int timeout_ms, struct dcp **out)
 	uint64_t end = timeout_ms < 0 ? UINT64_MAX :
 	    dcp_now_ns() + (uint64_t)timeout_ms * 1000000;
 	struct dcpr_welcome w;
-	int fds[3] = { -1, -1, -1 }, rc;
+	int fds[N_FDS] = { -1, -1, -1, -1 }, rc;
 	struct dcp *d;
 
 	dcp_ok();
@@ -328,7 +331,7 @@ dcp_connect(const char *path, int timeout_ms, struct dcp **out)
 	d = calloc(1, sizeof *d);
 	if (d == NULL)
 		return dcp_fail(-ENOMEM, "out of memory");
-	d->bell = d->kick = d->epfd = -1;
+	d->bell[0] = d->bell[1] = d->kick = d->epfd = -1;
 	d->fork_mark = MAP_FAILED;
 	rc = open_socket(path, end, &d->sock);
 	if (rc < 0) {
@@ -340,7 +343,8 @@ dcp_connect(const char *path, int timeout_ms, struct dcp **out)
 		rc = handshake(d->sock, end, &w, fds);
 	if (rc < 0)
 		goto out;
-	d->bell = fds[2];
+	d->bell[0] = fds[2];
+	d->bell[1] = fds[3];
 	d->client = w.client;
 	d->vocab = w.vocab;
 	d->cli_bytes = w.client_bytes;

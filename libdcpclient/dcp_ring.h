@@ -3,8 +3,10 @@
  * shared regions, and the entries of their rings. Layout only, no code.
  *
  * Set-up, on an AF_UNIX SOCK_SEQPACKET socket: the client sends dcpr_hello,
- * the daemon answers with dcpr_welcome and, when status is 0, three file
- * descriptors: client region, server region, doorbell (eventfd). Afterwards
+ * the daemon answers with dcpr_welcome and, when status is 0, four file
+ * descriptors: client region, server region, and the doorbell, a pipe's end to
+ * read and its end to write. The client writes it, and empties it when it is
+ * full; the daemon sees each write and never reads. Afterwards
  * the client sends nothing more on the socket; the daemon sends single bytes
  * that wake a sleeping reader. End of file means that the other side is gone.
  *

@@ -42,7 +42,7 @@ struct idset {			/* ids of live requests, lower halves */
 
 struct dcp {
 	/* constant after dcp_connect */
-	int sock, bell;
+	int sock, bell[2];		/* bell: read, written */
 	uint32_t client, vocab;
 	uint64_t spin_ns;
 	volatile uint8_t *fork_mark;	/* 1; a forked child reads 0 */

@@ -36,6 +36,15 @@ struct part {
 	uint64_t bytes;			/* as a record */
 };
 
+/* It will be dropped, by the intake thread. */
+static void
+fault(struct dcpd_client *c, const char *why)
+{
+	c->fault = why;
+	atomic_store(&c->ipc->fault, true);
+	ipc_kick(c->ipc);
+}
+
 /* --- the ring --- */
 
 /* The reader's head, checked. false: it lies, and the client has a fault. */
@@ -45,9 +54,7 @@ emit_refresh(struct dcpd_client *c)
 	uint32_t head = word_load(&c->c->cq_head);
 
 	if (head - c->cq_head > c->cq_tail - c->cq_head) {
-		c->fault = "cq_head is not between its old value and cq_tail";
-		atomic_store(&c->ipc->fault, true);
-		ipc_kick(c->ipc);
+		fault(c, "cq_head is not between its old value and cq_tail");
 		return false;
 	}
 	if (head != c->cq_head) {
@@ -123,8 +130,10 @@ publish(struct dcpd_client *c)
 	if (bell == c->cq_woken)
 		return;
 	c->cq_woken = bell;
-	/* Full: then bytes enough lie there to wake it. */
-	(void)send(c->sock, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+	/* Full: then bytes enough lie there to wake it. Shut: it is gone. */
+	if (send(c->sock, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+	    (errno == ENOBUFS || errno == ENOMEM))
+		fault(c, "no memory to wake it");
 }
 
 /* --- from an event to an entry --- */
@@ -497,9 +506,7 @@ emit_locked(struct dcpd_client *c, struct live *r, const struct dcp_event *in)
 	} while (rc == 0 && !p.last);
 	if (rc == -ENOMEM) {
 		/* A stream with a hole would be worse than none. */
-		c->fault = "no memory for its answers";
-		atomic_store(&c->ipc->fault, true);
-		ipc_kick(c->ipc);
+		fault(c, "no memory for its answers");
 		rc = -EPIPE;
 	}
 	if (final)

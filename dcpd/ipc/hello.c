@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -65,6 +64,20 @@ fail:
 	return rc;
 }
 
+/*
+ * The doorbell: [0] is the end that we watch, [1] the one that the client
+ * writes. A pipe and not an eventfd, because a write to a pipe wakes its
+ * reader on the writer's processor: no other has to be fetched from its sleep.
+ */
+static int
+make_bell(int fds[2])
+{
+	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) < 0)
+		return -errno;
+	fcntl(fds[0], F_SETPIPE_SZ, DCPR_PAGE);	/* else it is larger */
+	return 0;
+}
+
 static void
 write_header(const struct dcpd_ipc *ipc, uint8_t *srv)
 {
@@ -91,7 +104,7 @@ welcome(int sock, const struct dcpr_welcome *w, const int *fds, unsigned n)
 {
 	union {
 		struct cmsghdr align;
-		char buf[CMSG_SPACE(3 * sizeof(int))];
+		char buf[CMSG_SPACE(4 * sizeof(int))];
 	} ctl = { 0 };
 	struct iovec iov = { (void *)w, sizeof *w };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
@@ -264,7 +277,8 @@ admit(struct dcpd_ipc *ipc, struct pending *p)
 		.client_bytes = CLIENT_BYTES, .server_bytes = SERVER_BYTES,
 		.vocab = ipc->cfg.vocab,
 	};
-	int fds[3] = { -1, -1, -1 }, pidfd, rc;
+	/* client region, server region, doorbell: to be read, written */
+	int fds[4] = { -1, -1, -1, -1 }, pidfd, rc;
 	uint8_t *cli = NULL, *srv = NULL;
 	struct dcpd_client *c = NULL;
 
@@ -283,26 +297,27 @@ admit(struct dcpd_ipc *ipc, struct pending *p)
 	if (rc < 0)
 		goto out;
 	write_header(ipc, srv);
-	fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (fds[2] < 0) {
-		rc = -errno;
+	rc = make_bell(&fds[2]);
+	if (rc < 0)
 		goto out;
-	}
 	c = client_new(ipc, p, pidfd, fds[2], cli, srv);
 	if (c == NULL) {
 		rc = -ENOMEM;
 		goto out;
 	}
 	p->sock = -1;			/* the client's now */
-	rc = welcome(c->sock, &w, fds, 3);
+	rc = welcome(c->sock, &w, fds, 4);
 	close(fds[0]);
 	close(fds[1]);
+	close(fds[3]);
 	if (rc < 0)
 		client_drop(c, NULL);
 	return 0;
 out:
-	if (fds[2] >= 0)
+	if (fds[3] >= 0) {
+		close(fds[3]);
 		close(fds[2]);
+	}
 	if (srv != NULL)
 		munmap(srv, SERVER_BYTES);
 	if (cli != NULL)

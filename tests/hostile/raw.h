@@ -10,7 +10,7 @@
 #include "libdcpclient/dcp_ring.h"
 
 struct raw {
-	int sock, fds[3];		/* client region, server region, bell */
+	int sock, fds[4];		/* regions: client, server; bell: r, w */
 	struct dcpr_welcome w;
 	uint8_t *cli;
 	const uint8_t *srv;
@@ -36,6 +36,7 @@ struct dcpr_request *raw_request(struct raw *, uint32_t off, uint32_t token);
 void raw_entry(struct raw *, struct dcpr_sqe);	/* at sq_tail; not published */
 void raw_submit(struct raw *, uint32_t off, uint32_t len);	/* publishes */
 void raw_publish(struct raw *, uint32_t tail);	/* store sq_tail, ring */
+void raw_ring(struct raw *);
 
 /* True when the daemon shut the connection within ms. */
 bool raw_dropped(const struct raw *, int ms);

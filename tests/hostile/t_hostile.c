@@ -244,7 +244,6 @@ static const struct lie {
 START_TEST(lying_client_is_dropped_with_one_line)
 {
 	const struct lie *lie = &lies[_i];
-	uint64_t one = 1;
 	struct raw r;
 	int i;
 
@@ -255,7 +254,7 @@ START_TEST(lying_client_is_dropped_with_one_line)
 	/* Its doorbell still works; it must not be heard any more. */
 	for (i = 0; i < 5; i++) {
 		usleep(1000);
-		ck_assert_int_eq((int)write(r.fds[2], &one, 8), 8);
+		raw_ring(&r);
 	}
 	raw_close(&r);
 	ck_assert_int_eq(log_count(logfile, "dropped: "), 1);
@@ -416,15 +415,18 @@ END_TEST
 
 START_TEST(full_and_blocking_doorbell_blocks_nobody)
 {
-	uint64_t most = UINT64_MAX - 1;
 	unsigned before;
 	struct raw r;
-	int flags;
+	int flags, i;
 
 	raw_join(&r, path);
-	ck_assert_int_eq((int)write(r.fds[2], &most, 8), 8);
-	flags = fcntl(r.fds[2], F_GETFL);
-	ck_assert_int_eq(fcntl(r.fds[2], F_SETFL, flags & ~O_NONBLOCK), 0);
+	while (write(r.fds[3], "", 1) == 1)
+		;
+	for (i = 2; i < 4; i++) {
+		flags = fcntl(r.fds[i], F_GETFL);
+		ck_assert_int_eq(fcntl(r.fds[i], F_SETFL,
+		    flags & ~O_NONBLOCK), 0);
+	}
 	ck_assert(!raw_dropped(&r, 200));
 	before = probe_trips(probe);
 	usleep(300000);
@@ -436,12 +438,58 @@ END_TEST
 START_TEST(doorbell_flood_delays_nobody)
 {
 	double end = dcpd_now() + 1;
-	uint64_t one = 1;
 	struct raw r;
 
 	raw_join(&r, path);
 	while (dcpd_now() < end)
-		ck_assert_int_eq((int)write(r.fds[2], &one, 8), 8);
+		raw_ring(&r);
+	raw_close(&r);
+}
+END_TEST
+
+/* Ends of the pipe shut, one by one; then an end that hangs up. */
+START_TEST(doorbell_without_ends_harms_nobody)
+{
+	unsigned before;
+	struct raw r;
+	int i;
+
+	for (i = 2; i < 4; i++) {
+		raw_join(&r, path);
+		close(r.fds[i]);
+		r.fds[i] = -1;
+		ck_assert(!raw_dropped(&r, 100));
+		before = probe_trips(probe);
+		usleep(100000);
+		ck_assert_uint_gt(probe_trips(probe), before);
+		raw_close(&r);
+	}
+}
+END_TEST
+
+/*
+ * Ask for wake-up bytes without end and read none: the daemon's end of the
+ * socket fills up, and must not block it.
+ */
+START_TEST(full_socket_blocks_nobody)
+{
+	unsigned before;
+	struct raw r;
+	int i;
+
+	raw_join(&r, path);
+	for (i = 0; i < 2000; i++) {
+		__atomic_add_fetch(&r.c->cq_bell, 1, __ATOMIC_SEQ_CST);
+		raw_request(&r, 0, 1);
+		raw_submit(&r, 0, RAW_REQUEST_LEN);
+		while (__atomic_load_n(&r.s->sq_head, __ATOMIC_ACQUIRE) !=
+		    r.next)
+			usleep(100);
+	}
+	ck_assert(!raw_dropped(&r, 200));
+	before = probe_trips(probe);
+	usleep(300000);
+	ck_assert_uint_gt(probe_trips(probe), before);	/* it is served */
 	raw_close(&r);
 }
 END_TEST
@@ -549,6 +597,8 @@ main(void)
 	tcase_add_test(t, wrong_hello_is_answered_or_dropped);
 	tcase_add_test(t, full_and_blocking_doorbell_blocks_nobody);
 	tcase_add_test(t, doorbell_flood_delays_nobody);
+	tcase_add_test(t, doorbell_without_ends_harms_nobody);
+	tcase_add_test(t, full_socket_blocks_nobody);
 	tcase_add_test(t, regions_are_sealed);
 	tcase_add_test(t, unread_answers_stop_the_intake_not_the_daemon);
 	tcase_set_timeout(few, 60);

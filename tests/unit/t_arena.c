@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -53,13 +52,13 @@ say_welcome(int sock)
 	};
 	union {
 		struct cmsghdr align;
-		char buf[CMSG_SPACE(3 * sizeof(int))];
+		char buf[CMSG_SPACE(4 * sizeof(int))];
 	} ctl = { 0 };
 	struct iovec iov = { &w, sizeof w };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1,
 	    .msg_control = ctl.buf, .msg_controllen = sizeof ctl.buf };
 	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-	int fds[3];
+	int fds[4];
 
 	sq = (void *)((char *)region(CLIENT_BYTES, &fds[0]) + DCPR_PAGE);
 	page = region(SERVER_BYTES, &fds[1]);
@@ -70,7 +69,7 @@ say_welcome(int sock)
 		.cq_off = DCPR_PAGE, .cq_entries = 8,
 		.stream_off = 2 * DCPR_PAGE, .stream_size = DCPR_PAGE,
 	};
-	fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	ck_assert_int_eq(pipe2(&fds[2], O_CLOEXEC | O_NONBLOCK), 0);
 	c->cmsg_level = SOL_SOCKET;
 	c->cmsg_type = SCM_RIGHTS;
 	c->cmsg_len = CMSG_LEN(sizeof fds);
