@@ -13,7 +13,7 @@ import time
 
 SRC = os.environ.get("srcdir", ".")
 sys.path.insert(0, os.path.join(SRC, "tests/lib"))
-from daemon import Daemon, binary  # noqa: E402
+from daemon import BUILD, Daemon, binary  # noqa: E402
 
 NULL = ["--engine", "null"]
 
@@ -261,6 +261,23 @@ def silent(place):
         assert plugins(d)["probe"]["tick_age_s"] > 10
 
 
+def example(place):
+    """plugins/example is under 100 lines, and does what it says."""
+    with open(f"{SRC}/plugins/example/canary.c") as f:
+        assert len(f.readlines()) < 100
+    d = Daemon(*NULL, "--plugins", "canary")
+    d.env = {"DCPD_PLUGIN_DIR": BUILD + "/plugins/.libs"}
+    with d:
+        until(lambda: "canary: 16 tokens came" in d.tail())
+        assert plugins(d)["canary"]["state"] == "running"
+        assert d.ctl_json("status")["counters"]["requests_finished"] == 1
+        assert d.stop() == 0
+    said = ends(place, "--plugin-dir", BUILD + "/plugins/.libs",
+                plugins={"canary": {"every": 3}})
+    assert said == "plugin canary: it has no keys: give it no " \
+        "configuration", said
+
+
 def from_systemd(place):
     """listen_fd gives the socket of that name, and it is the plugin's own."""
     s = socket.socket()
@@ -289,10 +306,10 @@ def from_systemd(place):
 def main():
     for case in (refused_files, refused_folders, refused_objects,
                  refused_starts, life, once_ready, gives_up, silent,
-                 from_systemd):
+                 example, from_systemd):
         with tempfile.TemporaryDirectory(prefix="dcpd-test.") as tmp:
             place = Place(tmp)
-            if case in (life,):
+            if case is life:
                 build(place.dir + "/probe2.so", '-DPROBE_NAME="probe2"')
             case(place)
         print("ok:", case.__name__, flush=True)

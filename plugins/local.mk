@@ -1,0 +1,12 @@
+# Front ends. Each is NAME.la here, so that all are found in plugins/.libs.
+plugindir = $(pkglibdir)/plugins
+PLUGIN_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version
+
+# An example: installed as documentation, built and run by a test.
+exampledir = $(docdir)/examples
+dist_example_DATA = plugins/example/canary.c
+check_LTLIBRARIES += plugins/canary.la
+plugins_canary_la_SOURCES = plugins/example/canary.c
+plugins_canary_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(srcdir)/libdcpclient
+plugins_canary_la_LDFLAGS = $(PLUGIN_LDFLAGS) -rpath /nowhere
+plugins_canary_la_LIBADD = libdcpclient.la -lpthread
