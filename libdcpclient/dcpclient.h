@@ -138,7 +138,9 @@ struct dcp_event {
 	uint64_t user_data;
 	uint64_t seq;			/* counts a request's events from 0 */
 	uint32_t channel;		/* DCP_CH_* */
-	uint32_t call;			/* which tool call */
+	uint32_t call;			/* which tool call; with DONE: which
+					   of the stop strings ended it, counted
+					   from 1, or 0 */
 	const char *text;		/* complete UTF-8, NUL after it; may be
 					   empty while tokens are held back */
 	size_t text_len;

@@ -100,6 +100,7 @@ through_stops(struct dcpd_out *o, const char *s, size_t n)
 		    (k + o->stop_len[i] == end && k < at)) {
 			at = k;
 			end = k + o->stop_len[i];
+			o->stopped_by = i;
 		}
 	}
 	o->stopped = at != SIZE_MAX;
@@ -452,6 +453,12 @@ dcpd_out_reasoning_tokens(const struct dcpd_out *o)
 {
 	DCPD_CHECK(o, OUT_MAGIC);
 	return o->reasoning_tokens;
+}
+
+uint32_t
+dcpd_out_stop(const struct dcpd_out *o)
+{
+	return o->stopped ? o->stopped_by + 1 : 0;
 }
 
 uint32_t

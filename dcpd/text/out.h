@@ -45,6 +45,7 @@ struct dcpd_out {
 	bool special;
 	enum out_state state;
 	bool stopped;			/* a stop string was found */
+	uint32_t stopped_by;		/* which, from 0 */
 	bool thought;			/* reasoning is more than space */
 	bool after_call;		/* no content since the last call */
 	uint32_t mark_id[N_TOKEN_MARKS];	/* or UINT32_MAX */

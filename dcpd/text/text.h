@@ -104,6 +104,8 @@ int dcpd_out_push(struct dcpd_out *, uint32_t id, dcpd_out_fn *fn, void *arg);
 int dcpd_out_finish(struct dcpd_out *, dcpd_out_fn *fn, void *arg);
 uint32_t dcpd_out_reasoning_tokens(const struct dcpd_out *);
 uint32_t dcpd_out_calls(const struct dcpd_out *);	/* tool calls begun */
+/* Which of the stop strings matched, counted from 1; 0: none. */
+uint32_t dcpd_out_stop(const struct dcpd_out *);
 void dcpd_out_free(struct dcpd_out *);
 
 /* --- worker pool: fair per uid ---------------------------------------- */

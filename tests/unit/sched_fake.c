@@ -147,6 +147,7 @@ dcpd_ipc_emit(struct dcpd_client *c, uint64_t id, const struct dcp_event *ev)
 		f->reserved = 0;
 		f->t_done = dcpd_now_ns();
 		f->finish = ev->finish;
+		f->stop = ev->call;
 		f->usage = ev->usage;
 		if (ev->type == DCP_EV_ERROR) {
 			f->error = ev->error;

@@ -107,6 +107,7 @@ struct fk_seen {			/* a request, as its client saw it */
 	uint32_t events, deltas;
 	bool done;
 	uint32_t finish;
+	uint32_t stop;			/* which stop string, from 1 */
 	int error;
 	char error_text[512];
 	struct dcp_usage usage;

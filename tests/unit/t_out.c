@@ -341,6 +341,39 @@ START_TEST(stop_strings)
 END_TEST
 
 /* Nothing is held longer than it can still become a stop string. */
+/* Counted from 1; where several end at once, the longest. */
+START_TEST(the_stop_string_that_matched_is_told)
+{
+	static const struct {
+		const char *text;
+		uint32_t which;
+	} c[] = { { "xaaab", 1 }, { "abcd", 3 }, { "zabc", 3 }, { "qx", 0 },
+		{ "1234", 4 }, { "ab", 0 } };
+	char *stop[] = { "aab", "abcd", "bc", "234" };
+	struct dcpd_out_config how = { .parser = DCPD_PARSE_RAW, .stop = stop,
+		.n_stop = 4 };
+	struct transcript tr = { 0 };
+	struct dcpd_ids ids;
+	struct dcpd_out *o;
+	size_t i, k;
+	int rc;
+
+	for (k = 0; k < sizeof c / sizeof *c; k++) {
+		ids = (struct dcpd_ids){ 0 };
+		encode(glm, c[k].text, &ids);
+		ck_assert_int_eq(dcpd_out_new(glm, &how, &o), 0);
+		for (i = 0, rc = 0; i < ids.n && rc == 0; i++)
+			rc = dcpd_out_push(o, ids.v[i], record, &tr);
+		ck_assert_int_eq(rc, c[k].which > 0);
+		ck_assert_msg(dcpd_out_stop(o) == c[k].which, "%s: %u",
+		    c[k].text, dcpd_out_stop(o));
+		dcpd_out_free(o);
+		dcpd_ids_free(&ids);
+	}
+	free(dcpd_buf_take(&tr.text));
+}
+END_TEST
+
 START_TEST(stop_strings_hold_no_more_than_needed)
 {
 	struct how how = { .parser = DCPD_PARSE_RAW, .cut = true,
@@ -532,6 +565,7 @@ main(void)
 	tcase_add_test(tc, glm_what_a_cut_call_has_sent);
 	tcase_add_test(tc, stop_strings);
 	tcase_add_test(tc, stop_strings_hold_no_more_than_needed);
+	tcase_add_test(tc, the_stop_string_that_matched_is_told);
 	tcase_add_test(tc, emoji_across_tokens);
 	tcase_add_test(tc, special_tokens_shown_on_demand);
 	tcase_add_test(tc, glm_marks_in_plain_text);

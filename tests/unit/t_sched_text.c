@@ -141,6 +141,7 @@ START_TEST(a_stop_string_ends_the_answer)
 	snprintf(want, sizeof want, "%.*s", (int)(at - answer), answer);
 	expect_text(f, DCP_CH_CONTENT, want);
 	ck_assert_uint_eq(f->finish, DCP_FINISH_STOP);
+	ck_assert_uint_eq(f->stop, 2);
 	/* The last token sent is the one that completes the stop string. */
 	do {
 		free(n == 0 ? NULL : text);
