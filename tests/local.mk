@@ -17,8 +17,17 @@ PARITY_TESTS = tests/parity/test_tiny.py tests/parity/test_fixtures.py \
 MODEL_TESTS = tests/integration/test_model.py \
 	tests/integration/test_accuracy.py tests/integration/test_begin.py
 
+# What real clients sent (tools/record_requests.py).
+RECORDED = tests/data/http/anthropic.json tests/data/http/curl.json \
+	tests/data/http/guidellm.json tests/data/http/lm_eval.json \
+	tests/data/http/openai.json tests/data/http/sglang.json \
+	tests/data/http/vllm.json
+
 EXTRA_DIST += $(PARITY_TESTS) $(MODEL_TESTS) tests/lib/parity.py \
 	tests/lib/dcpclient.py tests/lib/daemon.py tools/accuracy \
+	tests/lib/venv_for.py tests/lib/requirements-clients.txt \
+	tests/lib/requirements-eval.txt tools/record_requests.py \
+	$(RECORDED) \
 	tests/bench/transformers_bench.py
 
 # What the parity tests unpack and derive.
