@@ -19,3 +19,5 @@ TESTS += tests/integration/test_trace.py tests/integration/test_top.py \
 	tests/integration/test_tokenize.py
 EXTRA_DIST += tests/integration/test_trace.py tests/integration/test_top.py \
 	tests/integration/test_tokenize.py
+TESTS += tests/integration/completion.sh
+EXTRA_DIST += tests/integration/completion.sh
