@@ -16,6 +16,7 @@
 #ifndef DCP_PLUGIN_H
 #define DCP_PLUGIN_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -68,7 +69,14 @@ struct dcp_host {
 	void (*tick)(void *ctx);
 	/* It cannot go on: the daemon ends with this line. */
 	void (*failed)(void *ctx, const char *why);
-	void *spare[8];
+	/*
+	 * The bytes of one token, which may be part of a character; they stay
+	 * while the daemon runs. -ENOENT: no such token; -EAGAIN: not loaded
+	 * yet; -ENOTSUP: the model has no tokenizer.
+	 */
+	int (*token_bytes)(void *ctx, uint32_t id, const char **bytes,
+	    size_t *len);
+	void *spare[7];
 };
 
 struct dcp_plugin {

@@ -6,8 +6,9 @@
  *   call.c       one exchange: body, JSON, reply, error, server-sent events
  *   routes.c     the table of paths
  *   fields.c     a body's fields -> struct params, types checked
- *   generate.c   submit, events, back-pressure, cancel; the same for all APIs
- *   text.c       token ids to text
+ *   engine.c     the connection to the engine: requests and their events
+ *   generate.c   submit, back-pressure, cancel, errors; the same for all APIs
+ *   gen_text.c   what a choice gathers: text, tool calls, logprobs
  *   chat.c completions.c responses.c messages.c    one API each: a gen_style
  *
  * A handler gets a call and owes it exactly one answer, now or later: either
@@ -42,11 +43,12 @@ struct gen;
 
 /* --- the plugin -------------------------------------------------------- */
 
-/* The plugin's part of the configuration; config.c has the keys. */
+/* The plugin's part of the configuration; settings.c has the keys. */
 struct http_config {
 	char **listen;			/* HOST:PORT, unix:PATH, systemd */
 	size_t n_listen;
-	char *api_key;			/* NULL: no key is asked for */
+	char **api_key;			/* any of them lets in */
+	size_t n_api_key;		/* 0: no key is asked for */
 	char *cors_origin;		/* NULL: off; "*" or one origin */
 	char *served_model_name;	/* NULL: the daemon's model name */
 	uint32_t max_connections;
@@ -60,6 +62,7 @@ struct http {
 	struct server *server;
 	struct engine *engine;
 	struct live *live;		/* live.c: those who watch the page */
+	int64_t t_start;		/* seconds since 1970 */
 };
 
 void http_log(const struct http *, int priority, const char *fmt, ...)
@@ -71,7 +74,9 @@ struct text {
 	size_t len, cap;
 };
 int text_add(struct text *, const char *s, size_t len);	/* 0, -ENOMEM */
-void text_free(struct text *);
+void text_free(struct text *);			/* and empties it */
+/* prefix and 24 random hex digits, as far as they fit */
+void random_id(char *to, size_t cap, const char *prefix);
 json_t *text_json(const struct text *);		/* a JSON string, "" if empty */
 
 /* --- one exchange ------------------------------------------------------ */
@@ -137,6 +142,39 @@ struct route {
 };
 extern const struct route routes[];	/* ends with .method NULL */
 
+/* --- the engine -------------------------------------------------------- */
+
+/* One request to the engine; embed it. */
+struct ereq {
+	/* Each event in turn; with DONE or ERROR, the last, r is yours again. */
+	void (*event)(struct ereq *r, const struct dcp_event *);
+	/* engine.c's */
+	uint64_t id;
+	TAILQ_ENTRY(ereq) link;
+};
+
+/*
+ * dcp_submit; *why is valid until the next call. -EAGAIN: the ring is full,
+ * engine_wait() and try again. -ENOTCONN: not ready (loading, or gone).
+ */
+int engine_submit(struct engine *, struct ereq *, struct dcp_request *,
+    const char **why);
+void engine_cancel(struct engine *, struct ereq *);
+
+/* What dcp_server_info says; NULL until the engine is ready. */
+const json_t *engine_info(const struct engine *);
+const char *engine_model(const struct engine *);	/* served name */
+uint32_t engine_context(const struct engine *);	/* tokens; 0: not ready */
+/* False, and 503 is out, while the engine takes nothing. */
+bool engine_is_ready(struct engine *, struct call *);
+/* The status, code and text of an error event's or engine_submit's errno. */
+int engine_error_status(int error, const char **code);
+
+/* Appends the bytes of one token; "token_id:N" where there is no tokenizer. */
+int engine_token(const struct engine *, uint32_t id, struct text *to);
+/* As a JSON string; "bytes:\\xNN..." of what is no whole UTF-8. */
+json_t *engine_token_json(const struct engine *, uint32_t id);
+
 /* --- fields of a body -------------------------------------------------- */
 
 /*
@@ -148,7 +186,6 @@ struct params {
 	struct dcp_request r;		/* input and data are the API's */
 	json_t *options;		/* object; r.options is made of it */
 	bool stream, include_usage, continuous_usage;
-	bool priority_given;
 	uint32_t n;			/* choices of each prompt, 1..128 */
 	const char **stop;
 	uint32_t *stop_ids;
@@ -203,6 +240,7 @@ struct gen_call {		/* one tool call */
 
 /* One answer. Text is gathered unless it streams without GEN_KEEP. */
 struct choice {
+	struct ereq ereq;		/* generate.c's; the first member */
 	struct gen *gen;
 	uint32_t index;		/* prompt * n + which of the n */
 	struct text prompt;	/* with DCP_ECHO */
@@ -214,9 +252,8 @@ struct choice {
 	struct dcp_usage usage;	/* so far; .cached_tokens at the end */
 	void *arg;		/* the API's own; freed with free() */
 	/* generate.c's */
-	uint64_t request;
-	bool ended;
-	STAILQ_HEAD(, held) held;
+	bool ended, said;		/* its last event came; choice_end */
+	TAILQ_HEAD(helds, held) held;	/* deltas that wait for the reader */
 };
 
 /* A piece of a choice, in a stream. */
@@ -266,8 +303,12 @@ struct gen {
 	uint32_t n_choices, n_prompts;
 	/* generate.c's */
 	struct engine *engine;
-	uint32_t n_begun, n_ended;
-	bool opened, finished;
+	struct gen_input *input;	/* until all are submitted */
+	char *options;
+	uint32_t n_sent, n_begun, n_ended, n_live;
+	bool opened;			/* the SSE head is out */
+	bool finished;			/* answered; events are dropped */
+	double t_start;
 	size_t held_bytes;
 	TAILQ_ENTRY(gen) link;
 };
@@ -293,15 +334,5 @@ json_t *usage_json(const struct dcp_usage *);	/* OpenAI's, with details */
 /* Cancel the answers with this gen id; false: there is none. */
 bool gen_abort(struct engine *, const char *id);
 void gen_abort_all(struct engine *);
-
-/* --- the engine -------------------------------------------------------- */
-
-/* What dcp_server_info says; NULL until the engine is ready. */
-const json_t *engine_info(const struct engine *);
-const char *engine_model(const struct engine *);	/* served name */
-uint32_t engine_context(const struct engine *);	/* tokens; 0: not ready */
-
-/* Appends the bytes of one token; "token_id:N" where there is no tokenizer. */
-int engine_token(const struct engine *, uint32_t id, struct text *to);
 
 #endif

@@ -1,0 +1,65 @@
+/*
+ * Between server.c, call.c and routes.c: what one exchange is, and what only
+ * the server can do with its connection. The event thread's.
+ */
+#ifndef HTTP_CALL_H
+#define HTTP_CALL_H
+
+#include <event2/event.h>
+
+#include "plugins/http/http.h"
+
+struct conn;
+struct evhttp_request;
+
+struct call {
+	struct http *http;
+	struct conn *conn;		/* NULL: the client is gone */
+	struct evhttp_request *req;
+	const struct route *route;	/* NULL until one is found */
+	char *path;			/* decoded */
+	const char *rest;
+	json_t *json;
+	const struct call_ops *ops;
+	void *arg;
+	bool streaming;
+	bool handled;			/* the handler was called */
+	bool answered;
+	bool full;			/* unread passed HTTP_OUTPUT_STOP */
+	double t_write;			/* last write to the stream, s */
+	double t_progress;		/* the client last took a byte, s */
+	TAILQ_ENTRY(call) link;
+};
+
+struct server_status {
+	uint32_t connections;
+	uint64_t requests;
+};
+
+/* A listening socket each; a failure says which and why. */
+int server_new(struct http *, struct server **, char **why);
+void server_free(struct server *);
+void server_tick(struct server *);		/* once a second */
+void server_no_more(struct server *);		/* stop listening */
+struct server_status server_status(const struct server *);
+json_t *server_names(const struct server *);	/* where it listens; any thread */
+
+const char *server_method(const struct call *);
+const char *server_header(const struct call *, const char *name);
+const char *server_query(struct call *, const char *key);
+const char *server_body(const struct call *, size_t *len);
+void server_set_header(struct call *, const char *name, const char *value);
+void server_reply(struct call *, int status, const char *body, size_t len);
+void server_stream_begin(struct call *, int status);
+void server_stream_add(struct call *, const char *data, size_t len);
+void server_stream_end(struct call *);
+size_t server_unread(const struct call *);
+
+/* Finds the route, asks for the key, calls the handler. */
+void routes_dispatch(struct call *);
+
+void call_free(struct call *);
+
+double http_now(void);				/* monotonic, seconds */
+
+#endif

@@ -1,0 +1,385 @@
+/*
+ * POST /v1/completions: a prompt as text or token ids, one or a list of them;
+ * echo and logprobs as the evaluation harnesses read them. The event thread's.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugins/http/api.h"
+
+#define DEFAULT_MAX_TOKENS 16
+#define LOGPROBS_MAX 20
+#define MAX_PROMPTS 1024u
+
+struct completion {		/* a gen's arg */
+	bool echo;
+	bool no_answer;		/* max_tokens 0: only the prompt is asked for */
+};
+
+struct offset {			/* a choice's arg */
+	json_int_t chars;	/* of the text so far */
+};
+
+/* --- logprobs ---------------------------------------------------------- */
+
+static json_int_t
+n_chars(const json_t *s)
+{
+	const char *p = json_string_value(s);
+	json_int_t n = 0;
+
+	for (; p != NULL && *p != '\0'; p++)
+		n += ((unsigned char)*p & 0xc0) != 0x80;
+	return n;
+}
+
+/* The chosen token is among them, be it one of the best or not. */
+static json_t *
+top_json(const struct engine *e, const struct gen_token *t)
+{
+	json_t *o, *name;
+	uint32_t k;
+
+	if (isnan(t->logprob))
+		return json_null();
+	o = json_object();
+	for (k = 0; k <= t->n_top; k++) {
+		uint32_t id = k < t->n_top ? t->top[k].token : t->id;
+		float x = k < t->n_top ? t->top[k].logprob : t->logprob;
+
+		name = engine_token_json(e, id);
+		json_object_set_new_nocheck(o, json_string_value(name),
+		    json_real(isfinite(x) ? (double)x : -9999.0));
+		json_decref(name);
+	}
+	return o;
+}
+
+struct lists {
+	json_t *tokens, *logprobs, *tops, *offsets;
+};
+
+static void
+add_tokens(const struct engine *e, struct offset *at,
+    const struct gen_token *v, size_t n, struct lists *l)
+{
+	json_t *name;
+
+	for (size_t i = 0; i < n; i++) {
+		name = engine_token_json(e, v[i].id);
+		json_array_append_new(l->offsets, json_integer(at->chars));
+		at->chars += n_chars(name);
+		json_array_append_new(l->tokens, name);
+		json_array_append_new(l->logprobs, isnan(v[i].logprob) ?
+		    json_null() : json_real(isfinite(v[i].logprob) ?
+		    (double)v[i].logprob : -9999.0));
+		json_array_append_new(l->tops, top_json(e, &v[i]));
+	}
+}
+
+static struct lists
+lists_new(void)
+{
+	return (struct lists){ json_array(), json_array(), json_array(),
+	    json_array() };
+}
+
+static json_t *
+lists_json(const struct lists *l)
+{
+	return json_pack("{s:o, s:o, s:o, s:o}", "tokens", l->tokens,
+	    "token_logprobs", l->logprobs, "top_logprobs", l->tops,
+	    "text_offset", l->offsets);
+}
+
+/* --- the whole --------------------------------------------------------- */
+
+static json_t *
+whole_logprobs(const struct gen *g, const struct choice *c)
+{
+	const struct completion *o = g->arg;
+	struct offset at = { 0 };
+	struct lists l;
+
+	if (!(g->p.r.flags & DCP_LOGPROBS))
+		return json_null();
+	l = lists_new();
+	if (o->echo)
+		add_tokens(g->engine, &at, c->prompt_tokens.v,
+		    c->prompt_tokens.n, &l);
+	if (!o->no_answer)
+		add_tokens(g->engine, &at, c->tokens.v, c->tokens.n, &l);
+	return lists_json(&l);
+}
+
+static json_t *
+whole_text(const struct gen *g, const struct choice *c)
+{
+	const struct completion *o = g->arg;
+	struct text t = { 0 };
+	json_t *s;
+
+	if (o->echo && c->prompt.len > 0)
+		(void)text_add(&t, c->prompt.s, c->prompt.len);
+	if (!o->no_answer && c->content.len > 0)
+		(void)text_add(&t, c->content.s, c->content.len);
+	s = text_json(&t);
+	text_free(&t);
+	return s;
+}
+
+static json_t *
+the_usage(const struct gen *g)
+{
+	const struct completion *o = g->arg;
+	struct dcp_usage u = gen_usage(g);
+
+	if (o->no_answer)
+		u.completion_tokens = 0;
+	return usage_json(&u);
+}
+
+static json_t *
+completion_whole(struct gen *g)
+{
+	json_t *choices = json_array();
+
+	for (uint32_t i = 0; i < g->n_choices; i++) {
+		const struct choice *c = &g->choice[i];
+
+		json_array_append_new(choices, json_pack(
+		    "{s:I, s:o, s:o, s:s}", "index", (json_int_t)i,
+		    "text", whole_text(g, c), "logprobs",
+		    whole_logprobs(g, c), "finish_reason",
+		    finish_name(c->finish)));
+	}
+	return json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", g->id,
+	    "object", "text_completion", "created", (json_int_t)g->created,
+	    "model", g->model, "choices", choices, "usage", the_usage(g));
+}
+
+/* --- in pieces --------------------------------------------------------- */
+
+static void
+chunk(struct gen *g, json_t *choices, bool with_usage)
+{
+	json_t *o = json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", g->id,
+	    "object", "text_completion", "created", (json_int_t)g->created,
+	    "model", g->model, "choices", choices);
+
+	if (with_usage)
+		json_object_set_new(o, "usage", the_usage(g));
+	call_sse(g->call, NULL, o);
+}
+
+static json_t *
+piece_logprobs(struct gen *g, struct choice *c, const struct gen_delta *d)
+{
+	struct lists l;
+
+	if (!(g->p.r.flags & DCP_LOGPROBS) || d->n_tokens == 0)
+		return json_null();
+	if (c->arg == NULL)
+		c->arg = calloc(1, sizeof(struct offset));
+	if (c->arg == NULL)
+		return json_null();
+	l = lists_new();
+	add_tokens(g->engine, c->arg, d->tokens, d->n_tokens, &l);
+	return lists_json(&l);
+}
+
+static void
+completion_delta(struct gen *g, struct choice *c, const struct gen_delta *d)
+{
+	const struct completion *o = g->arg;
+
+	if (d->channel == DCP_CH_PROMPT ? !o->echo : o->no_answer)
+		return;
+	chunk(g, json_pack("[{s:I, s:s%, s:o, s:n}]", "index",
+	    (json_int_t)c->index, "text", d->text, d->len,
+	    "logprobs", piece_logprobs(g, c, d), "finish_reason"),
+	    g->p.continuous_usage);
+}
+
+static void
+completion_choice_end(struct gen *g, struct choice *c)
+{
+	chunk(g, json_pack("[{s:I, s:s, s:n, s:s}]", "index",
+	    (json_int_t)c->index, "text", "", "logprobs", "finish_reason",
+	    finish_name(c->finish)), g->p.continuous_usage);
+}
+
+static void
+completion_end(struct gen *g)
+{
+	if (g->p.include_usage)
+		chunk(g, json_array(), true);
+	call_sse_text(g->call, "[DONE]");
+}
+
+static const struct gen_style completion_style = {
+	.id_prefix = "cmpl-", .delta = completion_delta,
+	.choice_end = completion_choice_end, .end = completion_end,
+	.whole = completion_whole, .free = free,
+};
+
+/* --- the prompts ------------------------------------------------------- */
+
+struct prompts {
+	struct gen_prompt *v;
+	uint32_t n;
+	bool ids;		/* data is malloc'd uint32_t */
+};
+
+static void
+prompts_free(struct prompts *p)
+{
+	for (uint32_t i = 0; i < p->n && p->ids; i++)
+		free((void *)p->v[i].data);
+	free(p->v);
+}
+
+static int
+bad_prompt(struct call *call)
+{
+	call_error(call, 400, "prompt", "invalid_type", "prompt: want a "
+	    "string, a list of strings, a list of token ids or a list of such "
+	    "lists, none of them empty, at most %u", MAX_PROMPTS);
+	return -EINVAL;
+}
+
+/* [1, 2, 3] */
+static int
+take_ids(struct call *call, const json_t *list, struct gen_prompt *out)
+{
+	size_t n = json_array_size(list), i;
+	uint32_t *ids;
+	json_int_t id;
+
+	if (n == 0)
+		return bad_prompt(call);
+	ids = malloc(n * sizeof *ids);
+	for (i = 0; i < n && ids != NULL; i++) {
+		const json_t *v = json_array_get(list, i);
+
+		id = json_integer_value(v);
+		if (!json_is_integer(v) || id < 0 || id > UINT32_MAX) {
+			free(ids);
+			return bad_prompt(call);
+		}
+		ids[i] = (uint32_t)id;
+	}
+	*out = (struct gen_prompt){ ids, n * sizeof *ids };
+	return ids != NULL ? 0 : bad_prompt(call);
+}
+
+static int
+take_text(struct call *call, const json_t *v, struct gen_prompt *out)
+{
+	if (!json_is_string(v) || json_string_length(v) == 0)
+		return bad_prompt(call);
+	*out = (struct gen_prompt){ json_string_value(v),
+	    json_string_length(v) };
+	return 0;
+}
+
+static int
+take_prompts(struct call *call, const json_t *body, struct prompts *p)
+{
+	const json_t *v = json_object_get(body, "prompt"), *one;
+	size_t n = json_is_array(v) ? json_array_size(v) : 1, i;
+	bool list = json_is_array(v) &&
+	    !json_is_integer(json_array_get(v, 0));
+	int rc = 0;
+
+	if (v == NULL || n == 0 || (list && n > MAX_PROMPTS))
+		return bad_prompt(call);
+	if (!list)
+		n = 1;
+	one = list ? json_array_get(v, 0) : v;
+	*p = (struct prompts){ .ids = json_is_array(one) };
+	p->v = calloc(n, sizeof *p->v);
+	if (p->v == NULL)
+		return bad_prompt(call);
+	for (i = 0; i < n && rc == 0; i++) {
+		one = list ? json_array_get(v, i) : v;
+		rc = p->ids ? take_ids(call, one, &p->v[i]) :
+		    take_text(call, one, &p->v[i]);
+		p->n += rc == 0;
+	}
+	if (rc != 0)
+		prompts_free(p);
+	return rc;
+}
+
+/* --- the request ------------------------------------------------------- */
+
+static int
+refuse(struct call *call, const char *key, const char *why)
+{
+	call_error(call, 400, key, "unsupported", "%s: %s", key, why);
+	return -EINVAL;
+}
+
+static int
+take_own(struct call *call, const json_t *body, struct params *p,
+    struct completion *o)
+{
+	int64_t max = DEFAULT_MAX_TOKENS, best_of = p->n, logprobs = 0;
+	const char *suffix = "";
+	int rc;
+
+	if (field_bool(call, body, "echo", &o->echo) < 0 ||
+	    field_int(call, body, "max_tokens", 0, INT32_MAX, &max) < 0 ||
+	    field_int(call, body, "best_of", 1, 1000, &best_of) < 0 ||
+	    field_string(call, body, "suffix", &suffix) < 0 ||
+	    (rc = field_int(call, body, "logprobs", 0, LOGPROBS_MAX,
+	    &logprobs)) < 0)
+		return -EINVAL;
+	if (rc > 0) {
+		p->r.flags |= DCP_LOGPROBS;
+		p->r.top_logprobs = (uint32_t)logprobs;
+	}
+	if (suffix[0] != '\0')
+		return refuse(call, "suffix", "these models do not fill in; "
+		    "leave it out");
+	if (best_of != 1 && best_of != (int64_t)p->n)
+		return refuse(call, "best_of", "answers are not ranked; ask "
+		    "for n, or leave it at 1");
+	if (max == 0 && !o->echo)
+		return refuse(call, "max_tokens", "0 asks for nothing but "
+		    "with echo; want at least 1");
+	o->no_answer = max == 0;
+	p->r.max_tokens = max > 0 ? (uint32_t)max : 1;
+	p->r.flags |= o->echo ? DCP_ECHO : 0;
+	return params_option(p, body, "response_format");
+}
+
+void
+completions(struct call *call)
+{
+	static const char *const names[] = { NULL };
+	struct completion *own = calloc(1, sizeof *own);
+	struct prompts prompts = { 0 };
+	json_t *body = call_json(call);
+	struct params p;
+
+	if (body == NULL || own == NULL ||
+	    params_parse(call, body, names, &p) != 0) {
+		free(own);
+		return;
+	}
+	if (take_own(call, body, &p, own) != 0 ||
+	    take_prompts(call, body, &prompts) != 0) {
+		params_free(&p);
+		free(own);
+		return;
+	}
+	p.r.input = prompts.ids ? DCP_INPUT_TOKENS : DCP_INPUT_TEXT;
+	gen_start(call, &completion_style, &p, prompts.v, prompts.n, own);
+	prompts_free(&prompts);
+}

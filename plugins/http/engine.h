@@ -1,0 +1,40 @@
+/* Inside of the way to the engine: engine.c's life, and whom it wakes. */
+#ifndef HTTP_ENGINE_H
+#define HTTP_ENGINE_H
+
+#include "plugins/http/http.h"
+
+TAILQ_HEAD(gen_list, gen);
+
+int engine_new(struct http *, struct engine **);
+void engine_tick(struct engine *);	/* once a second */
+void engine_free(struct engine *);
+
+/* The list that generate.c keeps. */
+struct gen_list *engine_gens(struct engine *);
+/* A full ring may have room: generate_resume runs soon. */
+void engine_wait(struct engine *);
+
+/* generate.c */
+void generate_resume(struct engine *);
+void generate_tick(struct engine *);
+
+/* gen_text.c */
+struct held {
+	TAILQ_ENTRY(held) link;
+	uint32_t channel, call;
+	bool begins;
+	struct text text;
+	struct gen_tokens tokens;
+};
+/* An event's text, tokens and usage into the choice. */
+int choice_take(struct choice *, const struct dcp_event *, bool *call_begins);
+/* To be told later; joins what waits if it can. Bytes more, or -ENOMEM. */
+int choice_hold(struct choice *, const struct dcp_event *, bool call_begins);
+size_t held_size(const struct held *);		/* bytes */
+void held_free(struct held *);
+void choice_clear(struct choice *);
+int gen_tokens_add(struct gen_tokens *, const struct dcp_event *);
+void gen_tokens_free(struct gen_tokens *);
+
+#endif

@@ -1,0 +1,162 @@
+/*
+ * The table of paths, and what every request passes before its handler: the
+ * API key, CORS, x-request-id.
+ */
+#include "config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "plugins/http/api.h"
+#include "plugins/http/call.h"
+
+#define REQUEST_ID_MAX 256u
+
+/* More specific paths go before the prefix that covers them. */
+const struct route routes[] = {
+	{ "GET", "/health", ROUTE_PUBLIC, health, NULL },
+	{ "POST", "/v1/chat/completions", 0, chat_completions, NULL },
+	{ "POST", "/v1/completions", 0, completions, NULL },
+	{ "GET", "/v1/models", 0, models_list, NULL },
+	{ "GET", "/v1/models/", ROUTE_PREFIX, models_one, NULL },
+	{ "POST", "/tokenize", 0, tokenize, NULL },
+	{ "POST", "/detokenize", 0, detokenize, NULL },
+	{ "GET", "/server_info", 0, server_info, NULL },
+	{ "GET", "/get_server_info", 0, server_info, NULL },
+	{ "GET", "/flush_cache", 0, flush_cache, NULL },
+	{ "POST", "/flush_cache", 0, flush_cache, NULL },
+	{ "POST", "/abort_request", 0, abort_request, NULL },
+	{ NULL, NULL, 0, NULL, NULL },
+};
+
+static bool
+path_matches(const struct route *r, const char *path)
+{
+	size_t n = strlen(r->path);
+
+	return r->flags & ROUTE_PREFIX ? strncmp(path, r->path, n) == 0 :
+	    strcmp(path, r->path) == 0;
+}
+
+/* *elsewhere: the path is known with other methods. */
+static const struct route *
+find(const char *path, const char *method, const struct route **elsewhere)
+{
+	const struct route *r;
+
+	if (strcmp(method, "HEAD") == 0)
+		method = "GET";
+	*elsewhere = NULL;
+	for (r = routes; r->method != NULL; r++) {
+		if (!path_matches(r, path))
+			continue;
+		if (strcmp(r->method, method) == 0)
+			return r;
+		*elsewhere = r;
+	}
+	return NULL;
+}
+
+/* Takes as long for every guess of a length. */
+static bool
+same_key(const char *a, const char *key)
+{
+	size_t n = strlen(key), m = strlen(a), i;
+	volatile unsigned char diff = n != m;
+
+	for (i = 0; i < m; i++)
+		diff |= (unsigned char)(a[i] ^ key[i < n ? i : 0]);
+	return diff == 0;
+}
+
+static bool
+is_key(const struct http_config *cfg, const char *a)
+{
+	bool is = false;
+
+	for (size_t i = 0; i < cfg->n_api_key; i++)
+		is |= same_key(a, cfg->api_key[i]);
+	return is;
+}
+
+static bool
+has_key(const struct call *call)
+{
+	const struct http_config *cfg = &call->http->cfg;
+	const char *v = server_header(call, "Authorization");
+
+	if (cfg->n_api_key == 0)
+		return true;
+	if (v != NULL && strncasecmp(v, "Bearer ", 7) == 0 &&
+	    is_key(cfg, v + 7 + strspn(v + 7, " ")))
+		return true;
+	v = server_header(call, "x-api-key");
+	return v != NULL && is_key(cfg, v);
+}
+
+static void
+common_headers(struct call *call)
+{
+	const char *id = server_header(call, "x-request-id");
+	const char *origin = call->http->cfg.cors_origin;
+
+	if (id != NULL && strlen(id) <= REQUEST_ID_MAX)
+		server_set_header(call, "x-request-id", id);
+	if (origin == NULL)
+		return;
+	server_set_header(call, "Access-Control-Allow-Origin", origin);
+	server_set_header(call, "Access-Control-Expose-Headers",
+	    "x-request-id, Retry-After");
+	if (strcmp(origin, "*") != 0)
+		server_set_header(call, "Vary", "Origin");
+}
+
+/* A browser asks first; it sends no key with that question. */
+static void
+preflight(struct call *call)
+{
+	server_set_header(call, "Access-Control-Allow-Methods",
+	    "GET, POST, OPTIONS");
+	server_set_header(call, "Access-Control-Allow-Headers",
+	    "Authorization, Content-Type, x-api-key, x-request-id, "
+	    "anthropic-version");
+	server_set_header(call, "Access-Control-Max-Age", "600");
+	call_reply(call, 204, NULL, NULL, 0);
+}
+
+void
+routes_dispatch(struct call *call)
+{
+	const char *method = server_method(call);
+	const struct route *r, *other;
+
+	r = find(call->path, method, &other);
+	call->route = r != NULL ? r : other;
+	common_headers(call);
+	if (call->http->cfg.cors_origin != NULL &&
+	    strcmp(method, "OPTIONS") == 0) {
+		preflight(call);
+		return;
+	}
+	if (!(r != NULL && r->flags & ROUTE_PUBLIC) && !has_key(call)) {
+		server_set_header(call, "WWW-Authenticate", "Bearer");
+		call_error(call, 401, NULL, "invalid_api_key", "this server "
+		    "asks for an API key: send Authorization: Bearer KEY, or "
+		    "x-api-key: KEY");
+		return;
+	}
+	if (r != NULL) {
+		call->rest = call->path + strlen(r->path);
+		r->fn(call);
+		return;
+	}
+	if (other != NULL) {
+		server_set_header(call, "Allow", other->method);
+		call_error(call, 405, NULL, "method_not_allowed",
+		    "%.200s wants %s, not %s", call->path, other->method,
+		    method);
+		return;
+	}
+	call_error(call, 404, NULL, "unknown_path", "%.200s: there is no such "
+	    "path; the API begins at /v1/", call->path);
+}
