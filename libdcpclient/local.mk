@@ -5,7 +5,8 @@ libdcpclient_la_SOURCES = libdcpclient/dcp_ring.h libdcpclient/private.h \
 	libdcpclient/request_check.h libdcpclient/connect.c \
 	libdcpclient/submit.c libdcpclient/receive.c libdcpclient/error.c \
 	libdcpclient/idset.c
-libdcpclient_la_LDFLAGS = $(AM_LDFLAGS) -version-info 1:0:0 \
+libdcpclient_la_CFLAGS = $(AM_CFLAGS) -Wconversion -Wsign-conversion
+libdcpclient_la_LDFLAGS = $(AM_LDFLAGS) -version-info 0:0:0 \
 	-Wl,--version-script=$(srcdir)/libdcpclient/libdcpclient.map
 libdcpclient_la_LIBADD = -lpthread
 EXTRA_libdcpclient_la_DEPENDENCIES = libdcpclient/libdcpclient.map

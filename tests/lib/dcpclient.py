@@ -137,7 +137,7 @@ def find_library():
         found = sorted(glob.glob(os.path.join(build, d, "libdcpclient.so*")))
         if found:
             return os.path.abspath(found[0])
-    return "libdcpclient.so.1"
+    return "libdcpclient.so.0"
 
 
 def load(path=None):
