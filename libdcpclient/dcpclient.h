@@ -71,7 +71,8 @@ struct dcp_request {
 	int32_t top_k;			/* 0 or -1 = off */
 	uint32_t min_tokens;
 	uint32_t top_logprobs;		/* per token; needs DCP_LOGPROBS */
-	int32_t priority;		/* higher first; 0 usual */
+	int32_t priority;		/* higher first; 0 usual; above it only
+					   root and the daemon's user */
 	uint64_t seed;
 	uint32_t deadline_ms;		/* 0 = none; from submit to the end */
 	uint32_t n_stop, n_stop_ids, n_logit_bias;

@@ -17,18 +17,36 @@
 
 /* --- quotas --- */
 
-struct uid_use *
-uid_find(struct dcpd_ipc *ipc, uid_t uid)
+static uint32_t
+times(uint32_t n, uint32_t by)
 {
+	return (uint32_t)dcpd_min64((uint64_t)n * by, UINT32_MAX);
+}
+
+/*
+ * A client in this very process is a plugin, which carries the requests of
+ * many users: it has an account of its own, with larger quotas.
+ */
+struct uid_use *
+uid_find(struct dcpd_ipc *ipc, const struct ucred *cred)
+{
+	const struct dcpd_ipc_config *cfg = &ipc->cfg;
+	bool own = cred->pid == getpid();
+	uint32_t by = own ? cfg->own_times : 1;
 	struct uid_use *u;
 
 	for (u = ipc->uids; u != NULL; u = u->next)
-		if (u->uid == uid)
+		if (u->uid == cred->uid && u->own == own)
 			return u;
 	u = calloc(1, sizeof *u);
 	if (u == NULL)
 		return NULL;
-	u->uid = uid;
+	u->uid = cred->uid;
+	u->own = own;
+	u->max_clients = times(cfg->max_clients_uid, by);
+	u->max_requests = times(cfg->max_requests_uid, by);
+	u->max_bytes = cfg->max_bytes_uid > UINT64_MAX / by ? UINT64_MAX :
+	    cfg->max_bytes_uid * by;
 	u->next = ipc->uids;
 	ipc->uids = u;
 	return u;
@@ -37,7 +55,7 @@ uid_find(struct dcpd_ipc *ipc, uid_t uid)
 bool
 uid_charge(const struct dcpd_client *c, uint64_t bytes)
 {
-	const uint64_t max = c->ipc->cfg.max_bytes_uid;
+	const uint64_t max = c->use->max_bytes;
 	uint64_t now = atomic_load(&c->use->bytes);
 
 	do {

@@ -582,7 +582,7 @@ dcpd_ipc_reserve(struct dcpd_client *c, uint64_t id, uint32_t max_tokens,
 		    TOKEN_COST;
 		/* Two more entries: the last tokens', and the end's. */
 		bytes = max_tokens * per + 2 * JOIN_BYTES + r->echo_bytes;
-		if (bytes > c->ipc->cfg.max_bytes_uid)
+		if (bytes > c->use->max_bytes)
 			rc = -EMSGSIZE;
 		else if (uid_charge(c, bytes))
 			r->reserved += bytes;

@@ -189,15 +189,15 @@ may_enter(struct dcpd_ipc *ipc, int sock, const struct ucred *cred,
 		    "connect", cred->uid, cfg->group);
 		return false;
 	}
-	*use = uid_find(ipc, cred->uid);
+	*use = uid_find(ipc, cred);
 	if (*use == NULL)
 		return false;
-	if ((*use)->clients >= cfg->max_clients_uid) {
+	if ((*use)->clients >= (*use)->max_clients) {
 		ipc_complain(ipc, "pid %d refused: uid %u has %u connections, "
 		    "the most it may have", cred->pid, cred->uid,
-		    cfg->max_clients_uid);
+		    (*use)->max_clients);
 		refuse(sock, -EAGAIN, "uid %u has %u connections, the most it "
-		    "may have", cred->uid, cfg->max_clients_uid);
+		    "may have", cred->uid, (*use)->max_clients);
 		return false;
 	}
 	if (ipc->n_clients + ipc->n_pending >= cfg->max_clients) {

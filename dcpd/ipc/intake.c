@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "dcpd/admin/counters.h"
 #include "dcpd/ipc/ipc_internal.h"
@@ -196,7 +197,7 @@ static int
 admit(struct dcpd_client *c, struct live *r, uint64_t n,
     const struct dcpr_request *w, char *text, size_t cap)
 {
-	const struct dcpd_ipc_config *cfg = &c->ipc->cfg;
+	const struct uid_use *use = c->use;
 	uint64_t record = sizeof(struct dcpr_record) + 4 +
 	    sizeof(struct dcpr_logprob) + w->top_logprobs * 8ull;
 
@@ -206,28 +207,34 @@ admit(struct dcpd_client *c, struct live *r, uint64_t n,
 		    4 - sizeof(struct dcpr_logprob)) / 8);
 		return -EINVAL;
 	}
-	if (atomic_fetch_add(&c->use->requests, 1) >= cfg->max_requests_uid) {
+	/* Else everybody would: a queue with one order for all is shared. */
+	if (w->priority > 0 && c->cred.uid != 0 && c->cred.uid != geteuid()) {
+		snprintf(text, cap, "priority is %d, but only root and the "
+		    "daemon's own user may go above 0", w->priority);
+		return -EPERM;
+	}
+	if (atomic_fetch_add(&c->use->requests, 1) >= use->max_requests) {
 		atomic_fetch_sub(&c->use->requests, 1);
 		snprintf(text, cap, "uid %u has %u requests running or "
 		    "waiting, the most it may have; try again when one ends",
-		    c->cred.uid, cfg->max_requests_uid);
+		    c->cred.uid, use->max_requests);
 		return -EAGAIN;
 	}
 	r->counted = true;
-	if (n > cfg->max_bytes_uid) {
+	if (n > use->max_bytes) {
 		snprintf(text, cap, "the request takes %llu bytes; one user "
 		    "may hold %llu: shorten it, or raise "
 		    "--max-bytes-per-user", (unsigned long long)n,
-		    (unsigned long long)cfg->max_bytes_uid);
+		    (unsigned long long)use->max_bytes);
 		return -EMSGSIZE;	/* no use in trying again */
 	}
 	if (!uid_charge(c, n)) {
 		snprintf(text, cap, "uid %u holds %llu bytes of requests and "
 		    "answers; %llu more would exceed its %llu; take events, "
 		    "then try again", c->cred.uid,
-		    (unsigned long long)atomic_load(&c->use->bytes),
+		    (unsigned long long)atomic_load(&use->bytes),
 		    (unsigned long long)n,
-		    (unsigned long long)cfg->max_bytes_uid);
+		    (unsigned long long)use->max_bytes);
 		return -EAGAIN;
 	}
 	r->logprobs = w->flags & DCP_LOGPROBS;
@@ -306,6 +313,7 @@ copy_submission(struct dcpd_client *c, const struct dcpr_sqe *e,
 	}
 	h->s = (struct dcpd_submit){
 		.client = dcpd_client_ref(c), .id = e->id, .uid = c->cred.uid,
+		.own = c->use->own,
 	};
 	h->charged = n;
 	DCPD_COUNT(queue_bytes, n);

@@ -298,6 +298,8 @@ check_config(const struct dcpd_ipc_config *in, struct dcpd_ipc_config *cfg,
 		cfg->max_requests_uid = 256;
 	if (cfg->max_bytes_uid == 0)
 		cfg->max_bytes_uid = 256u << 20;
+	if (cfg->own_times == 0)
+		cfg->own_times = 8;
 	if (cfg->hello_timeout_ms == 0)
 		cfg->hello_timeout_ms = 2000;
 	return 0;

@@ -25,6 +25,7 @@ struct dcpd_submit {
 	struct dcpd_client *client;	/* a reference is held */
 	uint64_t id;			/* unique in this daemon's life */
 	uid_t uid;
+	bool own;			/* from a plugin in this process */
 	uint32_t input, flags;		/* DCP_INPUT_*, DCP_* flags */
 	char *data;			/* text or JSON, NUL after it; ids */
 	size_t len;			/* bytes */
@@ -56,6 +57,11 @@ struct dcpd_ipc_config {
 	uint32_t max_clients, max_clients_uid;
 	uint32_t max_requests_uid;	/* live requests of one uid */
 	uint64_t max_bytes_uid;		/* queued in and out, of one uid */
+	/*
+	 * A plugin in this process carries the requests of many users. Its
+	 * quotas are these many times a uid's, apart from that uid's; 0: 8.
+	 */
+	uint32_t own_times;
 	uint32_t vocab;			/* ids in a request are below it */
 	/* All below may stay 0. */
 	uint32_t hello_timeout_ms;	/* to say HELLO in; 0: 2000 */

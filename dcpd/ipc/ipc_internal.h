@@ -53,6 +53,9 @@ struct source {
 struct uid_use {
 	struct uid_use *next;
 	uid_t uid;
+	bool own;			/* clients inside this process */
+	uint32_t max_clients, max_requests;
+	uint64_t max_bytes;
 	uint32_t clients;		/* intake; connecting ones too */
 	_Atomic uint32_t requests;	/* live */
 	_Atomic uint64_t bytes;		/* held for it, in and out */
@@ -194,7 +197,8 @@ int hello_expire(struct dcpd_ipc *);	/* ms to the next deadline, or -1 */
 void pending_free(struct dcpd_ipc *, struct pending *);
 
 /* client.c */
-struct uid_use *uid_find(struct dcpd_ipc *, uid_t);	/* NULL: no memory */
+/* NULL: no memory */
+struct uid_use *uid_find(struct dcpd_ipc *, const struct ucred *);
 /* Charge bytes; false, and nothing charged, if the quota has no room. */
 bool uid_charge(const struct dcpd_client *, uint64_t bytes);
 void uid_discharge(const struct dcpd_client *, uint64_t bytes);

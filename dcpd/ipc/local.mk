@@ -46,3 +46,8 @@ tests_integration_ring_test_server_SOURCES = \
 tests_integration_ring_test_server_LDADD = libdcpclient.la $(DCPD_LIBS)
 TESTS += tests/integration/ring_install.sh
 EXTRA_DIST += tests/integration/ring_install.sh
+
+check_PROGRAMS += tests/hostile/t_uid
+TESTS += tests/hostile/t_uid
+tests_hostile_t_uid_SOURCES = tests/hostile/t_uid.c $(ring_test_sources)
+tests_hostile_t_uid_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)

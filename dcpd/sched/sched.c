@@ -201,10 +201,11 @@ may_enter(struct dcpd_sched *s, const struct dcpd_submit *sub,
 		return dcpd_fail(err, -EAGAIN, "%u requests run and %u wait, "
 		    "the most that may: try again later, or raise --queue-max",
 		    s->n_run, s->n_live - s->n_run);
-	if (s->c.max_requests_uid == 0)
+	/* A plugin's are bounded by ipc: it speaks for many users. */
+	if (s->c.max_requests_uid == 0 || sub->own)
 		return 0;
 	for (const struct req *r = s->live; r != NULL; r = r->next)
-		uid_live += r->sub->uid == sub->uid;
+		uid_live += r->sub->uid == sub->uid && !r->sub->own;
 	if (uid_live >= s->c.max_requests_uid)
 		return dcpd_fail(err, -EAGAIN, "user %u has %u requests here, "
 		    "the most one user may: wait for one to end",

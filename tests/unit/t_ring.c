@@ -357,7 +357,7 @@ START_TEST(quotas_of_a_uid_refuse_by_event)
 	uint64_t id;
 
 	start((struct ring_server_config){ .step_us = 1000,
-	    .ipc.max_requests_uid = 4 });
+	    .ipc.max_requests_uid = 4, .ipc.own_times = 1 });
 	for (i = 0; i < 10; i++)
 		submit(i, 20);
 	while (refused + done < 10) {
@@ -374,7 +374,7 @@ START_TEST(quotas_of_a_uid_refuse_by_event)
 	finish();
 	/* Bytes: an answer of 100,000 tokens has no room in 1 MiB. */
 	start((struct ring_server_config){ .reserve = true,
-	    .ipc.max_bytes_uid = 1 << 20 });
+	    .ipc.max_bytes_uid = 1 << 20, .ipc.own_times = 1 });
 	for (i = 0; i < 3; i++) {
 		submit(1, 100000);
 		ck_assert_int_eq(dcp_next(d, TIMEOUT, &ev), 0);
@@ -394,7 +394,7 @@ START_TEST(quotas_of_a_uid_refuse_by_event)
 	finish();
 	/* Two that fit alone do not fit together. */
 	start((struct ring_server_config){ .reserve = true, .step_us = 100000,
-	    .ipc.max_bytes_uid = 1 << 20 });
+	    .ipc.max_bytes_uid = 1 << 20, .ipc.own_times = 1 });
 	submit(1, 20000);
 	submit(2, 20000);
 	do {
@@ -406,6 +406,52 @@ START_TEST(quotas_of_a_uid_refuse_by_event)
 		}
 		dcp_event_release(d, ev);
 	} while (!refused);
+	finish();
+}
+END_TEST
+
+/*
+ * A plugin inside the daemon speaks for many users: eight times the quotas,
+ * and none of those of others under the same uid.
+ */
+START_TEST(client_in_the_daemons_process_has_larger_quotas)
+{
+	const struct dcp_event *ev;
+	unsigned refused = 0, left;
+	uint32_t i;
+
+	start((struct ring_server_config){ .step_us = 20000, .reserve = true,
+	    .ipc.max_requests_uid = 4, .ipc.max_bytes_uid = 1 << 20 });
+	for (i = 0; i < 40; i++)
+		submit(i, 10);
+	for (left = 40; left > 0; left -= i) {
+		ck_assert_int_eq(dcp_next(d, TIMEOUT, &ev), 0);
+		i = ev->type != DCP_EV_DELTA;
+		if (ev->type == DCP_EV_ERROR) {
+			ck_assert_int_eq(ev->error, -EAGAIN);
+			ck_assert_ptr_nonnull(strstr(ev->text, "32 requests"));
+			refused++;
+		}
+		dcp_event_release(d, ev);
+	}
+	ck_assert_uint_eq(refused, 8);
+	/* 100,000 tokens fit into 8 MiB, not into 1 MiB. */
+	submit(1, 100000);
+	ck_assert_int_eq(dcp_next(d, TIMEOUT, &ev), 0);
+	ck_assert_uint_eq(ev->type, DCP_EV_DELTA);
+	dcp_event_release(d, ev);
+	finish();
+}
+END_TEST
+
+/* More often than the doorbell's pipe has bytes. */
+START_TEST(sleeping_daemon_is_woken_ten_thousand_times)
+{
+	uint32_t i;
+
+	start((struct ring_server_config){ .step_us = 0 });
+	for (i = 0; i < 10000; i++)
+		expect(submit(i % 1000, 1), i % 1000, 1);
 	finish();
 }
 END_TEST
@@ -782,6 +828,8 @@ main(void)
 	tcase_add_test(t, bad_fields_are_named_and_nothing_is_sent);
 	tcase_add_test(t, largest_request_fits_a_larger_one_is_emsgsize);
 	tcase_add_test(t, quotas_of_a_uid_refuse_by_event);
+	tcase_add_test(t, client_in_the_daemons_process_has_larger_quotas);
+	tcase_add_test(t, sleeping_daemon_is_woken_ten_thousand_times);
 	tcase_add_test(t, poll_on_the_fd_misses_nothing);
 	tcase_add_test(t, poll_misses_no_event_that_came_during_a_look);
 	tcase_add_test(t, server_info_arrives_among_events);
