@@ -12,9 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "libdcpclient/private.h"
 #include "tests/unit/ring_server.h"
 
 #define TIMEOUT 20000		/* ms; generous, for sanitizers on busy cores */
@@ -444,14 +446,24 @@ START_TEST(client_in_the_daemons_process_has_larger_quotas)
 }
 END_TEST
 
-/* More often than the doorbell's pipe has bytes. */
-START_TEST(sleeping_daemon_is_woken_ten_thousand_times)
+/*
+ * As after 4096 rings: the daemon never empties it. Some kernels wake the
+ * reader even then, which must not be relied upon: the client empties it.
+ */
+START_TEST(daemon_is_woken_though_the_doorbell_is_full)
 {
 	uint32_t i;
+	int n;
 
 	start((struct ring_server_config){ .step_us = 0 });
-	for (i = 0; i < 10000; i++)
-		expect(submit(i % 1000, 1), i % 1000, 1);
+	for (i = 0; i < 20; i++) {
+		while (write(d->bell[1], "", 1) == 1)
+			;
+		usleep(5000);		/* it has looked, and sleeps */
+		expect(submit(i, 3), i, 3);
+		ck_assert_int_eq(ioctl(d->bell[0], FIONREAD, &n), 0);
+		ck_assert_int_lt(n, 100);
+	}
 	finish();
 }
 END_TEST
@@ -829,7 +841,7 @@ main(void)
 	tcase_add_test(t, largest_request_fits_a_larger_one_is_emsgsize);
 	tcase_add_test(t, quotas_of_a_uid_refuse_by_event);
 	tcase_add_test(t, client_in_the_daemons_process_has_larger_quotas);
-	tcase_add_test(t, sleeping_daemon_is_woken_ten_thousand_times);
+	tcase_add_test(t, daemon_is_woken_though_the_doorbell_is_full);
 	tcase_add_test(t, poll_on_the_fd_misses_nothing);
 	tcase_add_test(t, poll_misses_no_event_that_came_during_a_look);
 	tcase_add_test(t, server_info_arrives_among_events);
