@@ -37,13 +37,16 @@ EXTRA_DIST += doc/ring.md
 
 # The examples, as a user of the installed library would build them.
 check_PROGRAMS += libdcpclient/examples/generate \
-	libdcpclient/examples/poll_many
+	libdcpclient/examples/poll_many libdcpclient/examples/reconnect
 libdcpclient_examples_generate_SOURCES = libdcpclient/examples/generate.c
 libdcpclient_examples_generate_CPPFLAGS = -I$(srcdir)/libdcpclient
 libdcpclient_examples_generate_LDADD = libdcpclient.la
 libdcpclient_examples_poll_many_SOURCES = libdcpclient/examples/poll_many.c
 libdcpclient_examples_poll_many_CPPFLAGS = -I$(srcdir)/libdcpclient
 libdcpclient_examples_poll_many_LDADD = libdcpclient.la
+libdcpclient_examples_reconnect_SOURCES = libdcpclient/examples/reconnect.c
+libdcpclient_examples_reconnect_CPPFLAGS = -I$(srcdir)/libdcpclient
+libdcpclient_examples_reconnect_LDADD = libdcpclient.la
 
 # After a compatible change of the ABI: make record-abi, and commit the file.
 EXTRA_DIST += libdcpclient/libdcpclient.abi
