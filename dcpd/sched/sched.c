@@ -303,7 +303,8 @@ op_info(void *arg)
 	eos = json_array();
 	for (uint32_t i = 0; i < e->n_eos; i++)
 		json_array_append_new(eos, json_integer(e->eos[i]));
-	o = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:o}",
+	o = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, "
+	    "s:o}",
 	    "engine", e->name, "vocab", (json_int_t)e->vocab,
 	    "max_context", (json_int_t)e->max_ctx,
 	    "pool_tokens", (json_int_t)e->pages * DCPD_PAGE_TOKENS,
@@ -311,7 +312,7 @@ op_info(void *arg)
 	    "chunk", (json_int_t)e->chunk,
 	    "max_running", (json_int_t)e->max_running,
 	    "text", s->c.tok != NULL, "chat", s->c.chat != DCPD_CHAT_NONE,
-	    "eos", eos);
+	    "always_thinks", s->c.chat == DCPD_CHAT_GLM53, "eos", eos);
 	text = json_dumps(o, JSON_COMPACT);
 	json_decref(o);
 	return text;

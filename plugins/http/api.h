@@ -8,6 +8,11 @@
 void chat_completions(struct call *);
 void completions(struct call *);
 
+/* responses.c, messages.c */
+void responses(struct call *);
+void messages(struct call *);
+void messages_count_tokens(struct call *);
+
 /* models.c */
 void models_list(struct call *);
 void models_one(struct call *);

@@ -256,6 +256,7 @@ on_event(struct ereq *r, const struct dcp_event *ev)
 		break;
 	case DCP_EV_DONE:
 		c->finish = ev->finish;
+		c->stop = ev->call;
 		c->usage = ev->usage;
 		pump_choice(c);
 		break;

@@ -249,6 +249,7 @@ struct choice {
 	uint32_t n_calls;
 	struct gen_tokens prompt_tokens, tokens;	/* with DCP_LOGPROBS */
 	uint32_t finish;	/* DCP_FINISH_*; NONE: it still runs */
+	uint32_t stop;		/* the stop string that ended it, from 1 */
 	struct dcp_usage usage;	/* so far; .cached_tokens at the end */
 	void *arg;		/* the API's own; freed with free() */
 	/* generate.c's */

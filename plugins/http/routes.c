@@ -9,6 +9,7 @@
 
 #include "plugins/http/api.h"
 #include "plugins/http/call.h"
+#include "plugins/http/messages.h"
 
 #define REQUEST_ID_MAX 256u
 
@@ -17,6 +18,10 @@ const struct route routes[] = {
 	{ "GET", "/health", ROUTE_PUBLIC, health, NULL },
 	{ "POST", "/v1/chat/completions", 0, chat_completions, NULL },
 	{ "POST", "/v1/completions", 0, completions, NULL },
+	{ "POST", "/v1/responses", 0, responses, NULL },
+	{ "POST", "/v1/messages", 0, messages, messages_error },
+	{ "POST", "/v1/messages/count_tokens", 0, messages_count_tokens,
+	  messages_error },
 	{ "GET", "/v1/models", 0, models_list, NULL },
 	{ "GET", "/v1/models/", ROUTE_PREFIX, models_one, NULL },
 	{ "POST", "/tokenize", 0, tokenize, NULL },
