@@ -10,12 +10,16 @@ noinst_PROGRAMS += tests/bench/floor
 tests_bench_floor_SOURCES = tests/bench/floor.c
 tests_bench_floor_LDADD = $(DCPD_LIBS)
 
-TESTS += $(PARITY_TESTS) $(MODEL_TESTS)
+TESTS += $(PARITY_TESTS) $(MODEL_TESTS) $(CLIENT_TESTS)
 PARITY_TESTS = tests/parity/test_tiny.py tests/parity/test_fixtures.py \
 	tests/parity/test_formats.py tests/parity/test_cases.py \
 	tests/parity/test_layouts.py
 MODEL_TESTS = tests/integration/test_model.py \
 	tests/integration/test_accuracy.py tests/integration/test_begin.py
+
+# Clients that people have, from PyPI; see tests/lib/venv_for.py.
+CLIENT_TESTS = tests/clients/test_anthropic.py tests/clients/test_curl.py \
+	tests/clients/test_openai.py tests/integration/test_recorded.py
 
 # What real clients sent (tools/record_requests.py).
 RECORDED = tests/data/http/anthropic.json tests/data/http/curl.json \
@@ -23,15 +27,18 @@ RECORDED = tests/data/http/anthropic.json tests/data/http/curl.json \
 	tests/data/http/openai.json tests/data/http/sglang.json \
 	tests/data/http/vllm.json
 
-EXTRA_DIST += $(PARITY_TESTS) $(MODEL_TESTS) tests/lib/parity.py \
+EXTRA_DIST += $(PARITY_TESTS) $(MODEL_TESTS) $(CLIENT_TESTS) tests/lib/parity.py \
 	tests/lib/dcpclient.py tests/lib/daemon.py tools/accuracy \
+	tests/lib/eval_rows.py tests/lib/httpd.py tests/lib/suite.py \
 	tests/lib/venv_for.py tests/lib/requirements-clients.txt \
 	tests/lib/requirements-eval.txt tools/record_requests.py \
 	$(RECORDED) \
 	tests/bench/transformers_bench.py
 
 # What the parity tests unpack and derive.
-clean-local: clean-parity
+clean-local: clean-parity clean-venvs
 clean-parity:
 	rm -rf tests/parity/work
-.PHONY: clean-parity
+clean-venvs:
+	rm -rf tests/venv
+.PHONY: clean-parity clean-venvs

@@ -1,0 +1,37 @@
+"""Runs functions as tests: each is named for what must hold."""
+import sys
+import time
+import traceback
+
+
+def run(arg, *tests):
+    """Each of tests with arg; the names among the program's arguments, if
+    there are any. Ends the program: 1 if one failed."""
+    wanted = set(sys.argv[1:])
+    failed = []
+    for t in tests:
+        if wanted and t.__name__ not in wanted:
+            continue
+        began = time.monotonic()
+        try:
+            t(arg)
+        except Exception as e:              # the others shall run
+            if "is not built yet" in str(e):
+                print(f"not built yet: {t.__name__}: {e}", flush=True)
+                continue
+            failed.append(t.__name__)
+            print(f"FAIL: {t.__name__}\n{traceback.format_exc()}", flush=True)
+            continue
+        print(f"ok: {t.__name__} ({time.monotonic() - began:.1f} s)",
+              flush=True)
+    if failed:
+        print(f"{len(failed)} failed: {', '.join(failed)}")
+    sys.exit(1 if failed else 0)
+
+
+def until(true, what, seconds=60):
+    """Waits for something; `what` says what is wrong if it never comes."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"{what}, {seconds} s later"
+        time.sleep(0.05)
