@@ -300,6 +300,9 @@ destroy(struct dcp *d)
 	for (i = 0; i < 2; i++)
 		if (d->bell[i] >= 0)
 			close(d->bell[i]);
+	/* A forked child may hold it: closing alone would not be heard. */
+	if (!child)
+		shutdown(d->sock, SHUT_RDWR);
 	close(d->sock);
 	if (!child) {		/* there a lost thread may hold them */
 		pthread_cond_destroy(&d->rx_cond);

@@ -51,3 +51,12 @@ check_PROGRAMS += tests/hostile/t_uid
 TESTS += tests/hostile/t_uid
 tests_hostile_t_uid_SOURCES = tests/hostile/t_uid.c $(ring_test_sources)
 tests_hostile_t_uid_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/hostile/victim tests/hostile/witness
+tests_hostile_victim_SOURCES = tests/hostile/victim.c
+tests_hostile_victim_LDADD = libdcpclient.la $(DCPD_LIBS)
+tests_hostile_witness_SOURCES = tests/hostile/witness.c \
+	tests/unit/ring_probe.c tests/unit/ring_probe.h
+tests_hostile_witness_LDADD = libdcpclient.la $(DCPD_LIBS)
+TESTS += tests/hostile/test_kill.py
+EXTRA_DIST += tests/hostile/test_kill.py

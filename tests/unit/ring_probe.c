@@ -134,10 +134,16 @@ probe_trips(struct probe *p)
 	return atomic_load(&p->trips);
 }
 
+double
+probe_worst_ms(struct probe *p)
+{
+	return (double)atomic_load(&p->worst) * 1e-6;
+}
+
 bool
 probe_fine(struct probe *p)
 {
-	double worst = (double)atomic_load(&p->worst) * 1e-6;
+	double worst = probe_worst_ms(p);
 
 	if (worst < BOUND_MS)
 		return true;

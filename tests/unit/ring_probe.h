@@ -21,6 +21,8 @@ void probe_stop(struct probe *);
 void probe_reset(struct probe *);
 /* Round trips since the last reset. */
 unsigned probe_trips(struct probe *);
+/* The longest since the last reset. */
+double probe_worst_ms(struct probe *);
 /* No round trip since the last reset took 50 ms (1 s under a sanitizer). */
 bool probe_fine(struct probe *);
 
