@@ -18,7 +18,8 @@ MODEL_TESTS = tests/integration/test_model.py \
 	tests/integration/test_accuracy.py tests/integration/test_begin.py
 
 # Clients that people have, from PyPI; see tests/lib/venv_for.py.
-CLIENT_TESTS = tests/clients/test_anthropic.py tests/clients/test_curl.py \
+CLIENT_TESTS = tests/clients/test_anthropic.py \
+	tests/clients/test_bench_serving.py tests/clients/test_curl.py \
 	tests/clients/test_openai.py tests/integration/test_recorded.py
 
 # What real clients sent (tools/record_requests.py).

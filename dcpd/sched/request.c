@@ -341,7 +341,7 @@ take_chat(struct req *r, unsigned flags, size_t max, bool *thinking,
 		return dcpd_fail(err, -ENOTSUP, "no chat template is known for "
 		    "this model: send text or token ids");
 	messages = json_loadb(r->sub->data, r->sub->len,
-	    JSON_REJECT_DUPLICATES, &je);
+	    JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
 	if (messages == NULL)
 		return dcpd_fail(err, -EINVAL, "messages: not JSON: %s at "
 		    "byte %d", je.text, je.position);

@@ -58,6 +58,7 @@ size_t server_unread(const struct call *);
 /* Finds the route, asks for the key, calls the handler. */
 void routes_dispatch(struct call *);
 
+void call_sse_beat(struct call *);
 void call_free(struct call *);
 
 double http_now(void);				/* monotonic, seconds */

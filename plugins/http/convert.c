@@ -116,6 +116,15 @@ convert_result(struct convert *c, const char *id, const struct text *t)
 	c->turn = NULL;
 }
 
+struct text
+convert_borrow(const json_t *s)
+{
+	return (struct text){
+		.s = (char *)(uintptr_t)json_string_value(s),
+		.len = json_string_length(s),
+	};
+}
+
 static int
 one_part(struct call *call, const json_t *part, const char *const *types,
     const char *where, size_t i, struct text *out)

@@ -30,6 +30,9 @@ void convert_call(struct convert *, const char *id, const char *name,
 /* What a call gave. */
 void convert_result(struct convert *, const char *id, const struct text *);
 
+/* A JSON string as a text that is not to be freed. */
+struct text convert_borrow(const json_t *string);
+
 /*
  * The text of a string, or of a list of parts whose type is one of types
  * (NULL-ended) and that have it under "text". where is how an error names it:

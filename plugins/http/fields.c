@@ -115,6 +115,8 @@ field_string(struct call *call, const json_t *body, const char *key,
 		return 0;
 	if (!json_is_string(v))
 		return wrong(call, key, "a string");
+	if (strlen(json_string_value(v)) != json_string_length(v))
+		return wrong(call, key, "a string without U+0000");
 	*out = json_string_value(v);
 	return 1;
 }
@@ -160,9 +162,10 @@ take_stop(struct call *call, const json_t *body, struct params *p)
 		if (!json_is_string(s))
 			return wrong(call, "stop",
 			    "a string or a list of strings");
-		if (json_string_length(s) == 0)
+		if (json_string_length(s) == 0 ||
+		    strlen(json_string_value(s)) != json_string_length(s))
 			return wrong(call, "stop", "strings that are not "
-			    "empty");
+			    "empty, without U+0000");
 		p->stop[i] = json_string_value(s);
 	}
 	p->r.stop = p->stop;

@@ -117,7 +117,7 @@ void call_error(struct call *, int status, const char *param,
 json_t *call_error_json(const struct call *, int status, const char *param,
     const char *code, const char *message);
 
-/* Head and ": queued"; from then on a comment goes out every 5 s. */
+/* Head and an empty line, and one after each 5 s of silence. */
 void call_sse_begin(struct call *);
 /* event may be NULL (no "event:" line). */
 void call_sse(struct call *, const char *event, json_t *steals);

@@ -154,7 +154,8 @@ whole(struct gen *g)
 		json_array_append_new(content, text_block(&c->content));
 	for (i = 0; i < c->n_calls; i++) {
 		input = json_loadb(c->calls[i].args.len > 0 ?
-		    c->calls[i].args.s : "", c->calls[i].args.len, 0, NULL);
+		    c->calls[i].args.s : "", c->calls[i].args.len,
+		    JSON_ALLOW_NUL, NULL);
 		/* Cut in the middle: half a call must not be run. */
 		if (input != NULL)
 			json_array_append_new(content, tool_block(&c->calls[i],

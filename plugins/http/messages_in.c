@@ -114,13 +114,13 @@ static int
 user_block(const struct block *b)
 {
 	const char *type = json_string_value(json_object_get(b->v, "type"));
-	const char *s;
+	struct text t;
 
 	if (type != NULL && strcmp(type, "text") == 0) {
-		s = member(b, "text");
-		if (s == NULL)
+		if (member(b, "text") == NULL)
 			return -EINVAL;
-		return text_add(b->said, s, strlen(s)) == 0 ? 0 :
+		t = convert_borrow(json_object_get(b->v, "text"));
+		return text_add(b->said, t.s, t.len) == 0 ? 0 :
 		    no_memory(b->c->call);
 	}
 	if (type != NULL && strcmp(type, "tool_result") == 0)
@@ -157,7 +157,6 @@ static int
 assistant_block(const struct block *b)
 {
 	const char *type = json_string_value(json_object_get(b->v, "type"));
-	const char *s;
 	struct text t;
 
 	if (type == NULL)
@@ -168,10 +167,9 @@ assistant_block(const struct block *b)
 		return 0;		/* nobody here can read it */
 	if (strcmp(type, "text") != 0 && strcmp(type, "thinking") != 0)
 		return bad_type(b, "assistant");
-	s = member(b, type);		/* the key is named as the type */
-	if (s == NULL)
+	if (member(b, type) == NULL)	/* the key is named as the type */
 		return -EINVAL;
-	t = (struct text){ .s = (char *)(uintptr_t)s, .len = strlen(s) };
+	t = convert_borrow(json_object_get(b->v, type));
 	if (strcmp(type, "text") == 0)
 		convert_answer(b->c, &t);
 	else if (t.len > 0)
@@ -182,9 +180,9 @@ assistant_block(const struct block *b)
 /* --- messages ---------------------------------------------------------- */
 
 static int
-plain_message(struct convert *c, const char *role, const char *s)
+plain_message(struct convert *c, const char *role, const json_t *s)
 {
-	struct text t = { .s = (char *)(uintptr_t)s, .len = strlen(s) };
+	struct text t = convert_borrow(s);
 
 	if (strcmp(role, "assistant") == 0)
 		convert_answer(c, &t);
@@ -249,7 +247,7 @@ take_message(struct convert *c, const json_t *m, size_t i)
 		return take_system(c, content, b.where);
 	}
 	if (json_is_string(content))
-		return plain_message(c, role, json_string_value(content));
+		return plain_message(c, role, content);
 	if (!json_is_array(content))
 		return bad(&b, "content", "must be a string or a list of "
 		    "blocks");

@@ -238,8 +238,8 @@ reasoning_item(const char *id, const char *status, json_t *part)
 static json_t *
 custom_input(const struct text *args)
 {
-	json_t *o = json_loadb(args->len > 0 ? args->s : "", args->len, 0,
-	    NULL);
+	json_t *o = json_loadb(args->len > 0 ? args->s : "", args->len,
+	    JSON_ALLOW_NUL, NULL);
 	json_t *v = json_object_get(o, "input");
 
 	v = json_is_string(v) ? json_incref(v) : text_json(args);

@@ -255,9 +255,9 @@ take_item(const struct item *it)
 }
 
 static int
-say(struct convert *c, const char *role, const char *s)
+say(struct convert *c, const char *role, const json_t *s)
 {
-	struct text t = { .s = (char *)(uintptr_t)s, .len = strlen(s) };
+	struct text t = convert_borrow(s);
 
 	convert_say(c, role, &t);
 	return 0;
@@ -274,9 +274,9 @@ take_input(struct convert *c, const json_t *body)
 	if (field_string(c->call, body, "instructions", &s) < 0)
 		return -EINVAL;
 	if (s != NULL && *s != '\0')
-		say(c, "system", s);
+		say(c, "system", json_object_get(body, "instructions"));
 	if (json_is_string(input))
-		return say(c, "user", json_string_value(input));
+		return say(c, "user", input);
 	if (!json_is_array(input) || json_array_size(input) == 0) {
 		call_error(c->call, 400, "input", "invalid_type", "input must "
 		    "be a string, or a list of at least one item");

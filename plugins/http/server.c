@@ -36,7 +36,7 @@
 #define HEAD_S 10.0		/* for a whole head, from its first byte */
 #define IDLE_S 60.0		/* between requests, or bytes of a body */
 #define STUCK_S 30.0		/* with nothing taken of what waits */
-#define COMMENT_S 5.0		/* of silence in a stream */
+#define BEAT_S 5.0		/* of silence in a stream */
 #define BUSY_INPUT (64u << 10)	/* bytes read ahead while answering */
 #define SPARE_CONNS 32u		/* above the cap, to say 503 */
 
@@ -612,8 +612,8 @@ server_tick(struct server *s)
 		if (overdue(c, now))
 			drop(c);
 		else if (c->call != NULL && c->call->streaming &&
-		    now - c->call->t_write >= COMMENT_S && !c->call->full)
-			server_stream_add(c->call, ":\n\n", 3);
+		    now - c->call->t_write >= BEAT_S && !c->call->full)
+			call_sse_beat(c->call);
 	}
 	if (s->n_conns < s->http->cfg.max_connections + SPARE_CONNS)
 		listeners_on(s, true);

@@ -98,3 +98,14 @@ def events(raw):
                 line.startswith("retry:"), line
     assert not data, "the stream ends within an event"
     return out
+
+
+def tokenizer_folder(parent):
+    """dcp-tiny's tokenizer as transformers reads it, in a folder in parent."""
+    path = os.path.join(parent, "tokenizer")
+    os.mkdir(path)
+    os.symlink(os.path.join(TINY, "tokenizer.json"), path + "/tokenizer.json")
+    with open(path + "/tokenizer_config.json", "w") as f:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast",
+                   "eos_token": "<|endoftext|>"}, f)
+    return path
