@@ -15,6 +15,7 @@
 
 #define ANSWER_MAX (64u << 20)	/* bytes of one answer */
 #define WAIT_S 30		/* for an answer; check waits for a step */
+#define WAIT_STATUS_S 5		/* then the stats page is looked at */
 
 const char *
 ctl_socket(void)
@@ -26,10 +27,10 @@ ctl_socket(void)
 }
 
 static int
-admin_connect(bool quiet, int *out)
+admin_connect(bool quiet, time_t wait_s, int *out)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
-	struct timeval tv = { .tv_sec = WAIT_S };
+	struct timeval tv = { .tv_sec = wait_s };
 	int fd, n, e;
 
 	if (ctl.admin_socket != NULL)
@@ -114,15 +115,15 @@ read_line(int fd, char **out, size_t *len)
 	return -ENOMEM;
 }
 
-int
-ctl_admin(json_t *request, bool quiet, json_t **result)
+static int
+admin_ask(json_t *request, bool quiet, time_t wait_s, json_t **result)
 {
 	json_t *answer;
 	char *line = NULL;
 	size_t len = 0;
 	int fd = -1, rc;
 
-	rc = admin_connect(quiet, &fd);
+	rc = admin_connect(quiet, wait_s, &fd);
 	if (rc != CTL_OK) {
 		json_decref(request);
 		return rc;
@@ -148,6 +149,27 @@ ctl_admin(json_t *request, bool quiet, json_t **result)
 		    json_string_value(json_object_get(answer, "error")));
 	json_decref(answer);
 	return CTL_FAILED;
+}
+
+int
+ctl_admin(json_t *request, bool quiet, json_t **result)
+{
+	return admin_ask(request, quiet, WAIT_S, result);
+}
+
+int
+ctl_ask_status(bool quiet, json_t **result)
+{
+	int rc = admin_ask(json_pack("{s:s}", "cmd", "status"), true,
+	    WAIT_STATUS_S, result);
+
+	/* Not running, not ours, or there and silent. */
+	if (rc != CTL_OK && ctl_stats(true, result) == CTL_OK)
+		return CTL_OK;
+	if (rc != CTL_OK && !quiet)
+		return ctl_admin(json_pack("{s:s}", "cmd", "status"), false,
+		    result);
+	return rc;
 }
 
 static long long
@@ -238,8 +260,10 @@ ctl_status(int argc, char **argv)
 {
 	json_t *s = NULL;
 	bool ready;
-	int rc = ask(argc, argv, "status [-j]", &s);
+	int rc = ctl_parse(argc, argv, none, "status [-j]", NULL);
 
+	if (rc == 0)
+		rc = ctl_ask_status(false, &s);
 	if (rc != 0)
 		return rc > 0 ? rc : CTL_OK;
 	ready = json_is_true(json_object_get(s, "ready"));
@@ -381,6 +405,59 @@ ctl_drain(int argc, char **argv)
 		printf("draining, %s\n", idle ? "idle" : "requests run on");
 	json_decref(r);
 	return rc;
+}
+
+/* "reload: max-clients 256 -> 100" */
+static void
+print_reload(const json_t *flags, const char *what)
+{
+	const char *key;
+	json_t *o;
+
+	json_object_foreach((json_t *)flags, key, o) {
+		char *from = json_dumps(json_object_get(o, "from"),
+		    JSON_ENCODE_ANY);
+		char *to = json_dumps(json_object_get(o, "to"),
+		    JSON_ENCODE_ANY);
+
+		printf("%s: %s, was %s%s\n", key, to != NULL ? to : "?",
+		    from != NULL ? from : "?", what);
+		free(from);
+		free(to);
+	}
+}
+
+int
+ctl_reload(int argc, char **argv)
+{
+	bool check = false;
+	const struct ctl_opt opts[] = {
+		{ "check", 'c', CTL_FLAG, &check, NULL,
+		  "only say what would change", NULL },
+		{ .name = NULL },
+	};
+	const json_t *changed, *restart;
+	json_t *r = NULL;
+	int rc;
+
+	rc = ctl_parse(argc, argv, opts, "reload [--check] [-j]", NULL);
+	if (rc == 0)
+		rc = ctl_admin(json_pack("{s:s,s:b}", "cmd", "reload", "check",
+		    check), false, &r);
+	if (rc != 0)
+		return rc > 0 ? rc : CTL_OK;
+	changed = json_object_get(r, "changed");
+	restart = json_object_get(r, "restart");
+	if (ctl.json) {
+		ctl_print_json(json_incref(r));
+	} else {
+		print_reload(changed, check ? "; would change" : "");
+		print_reload(restart, "; needs a restart");
+		if (json_object_size(changed) + json_object_size(restart) == 0)
+			printf("nothing differs\n");
+	}
+	json_decref(r);
+	return CTL_OK;
 }
 
 int

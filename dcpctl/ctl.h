@@ -72,6 +72,13 @@ const char *ctl_socket(void);	/* --socket, $DCPD_SOCKET, the default */
  * after a message (quiet: without one).
  */
 int ctl_admin(json_t *request, bool quiet, json_t **result);
+/* `status`, from the stats page if the daemon does not answer in seconds. */
+int ctl_ask_status(bool quiet, json_t **result);
+/*
+ * A status from the stats page, for when the daemon does not answer: NULL and
+ * CTL_NOT_RUNNING if no daemon lives that would; quiet: no message.
+ */
+int ctl_stats(bool quiet, json_t **status);
 /* Connect to the ring; CTL_OK, or the exit code after a message. */
 int ctl_connect(struct dcp **);
 
@@ -151,6 +158,7 @@ int ctl_requests(int argc, char **argv);
 int ctl_clients(int argc, char **argv);
 int ctl_cancel(int argc, char **argv);
 int ctl_drain(int argc, char **argv);
+int ctl_reload(int argc, char **argv);
 int ctl_resume(int argc, char **argv);
 int ctl_check(int argc, char **argv);
 int ctl_cache(int argc, char **argv);

@@ -5,7 +5,7 @@ dcpctl_dcpctl_SOURCES = dcpctl/admin.c dcpctl/bench.c dcpctl/bench_ipc.c \
 	dcpctl/top.c dcpctl/trace.c dcpctl/trace.h dcpctl/trace_file.c \
 	dcpctl/trace_report.c dcpctl/trace_tokens.c \
 	dcpctl/chat.c dcpctl/ctl.h dcpctl/generate.c dcpctl/main.c \
-	dcpctl/options.c dcpctl/request.c dcpctl/tokenize.c
+	dcpctl/options.c dcpctl/request.c dcpctl/stats.c dcpctl/tokenize.c
 dcpctl_dcpctl_CPPFLAGS = $(AM_CPPFLAGS) -DDCPD_SBINDIR='"$(sbindir)"'
 dcpctl_dcpctl_LDADD = libdcpclient.la $(DCPD_LIBS)
 dcpctl_dcpctl_LDFLAGS = $(PIE_FLAGS)

@@ -28,6 +28,7 @@ static const struct command {
 	{ "cancel", "end a request", ctl_cancel },
 	{ "drain", "refuse new requests", ctl_drain },
 	{ "resume", "accept requests again", ctl_resume },
+	{ "reload", "read the configuration again", ctl_reload },
 	{ "plan", "the memory plan of a model, without a daemon", ctl_plan },
 	{ "bench", "measure: ipc, decode, prefill, trace", ctl_bench },
 	{ "check", "the daemon's invariants", ctl_check },

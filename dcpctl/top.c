@@ -174,6 +174,8 @@ head(struct screen *s, const struct frame *now)
 	    string(o, "version"), string(o, "state"), up / 3600,
 	    up / 60 % 60, up % 60, model != NULL ? model :
 	    string(o, "engine"), integer(o, "tp"), integer(o, "dcp"));
+	if (json_object_get(o, "answers") != NULL)
+		line(s, "it does not answer: %s", string(o, "problem"));
 	if (json_object_get(o, "load_bytes") != NULL)
 		line(s, "loaded %lld of %lld bytes", integer(o,
 		    "loaded_bytes"), integer(o, "load_bytes"));
@@ -326,7 +328,7 @@ print_frame(const struct frame *f)
 static int
 ask_status(bool quiet, json_t **out)
 {
-	return ctl_admin(json_pack("{s:s}", "cmd", "status"), quiet, out);
+	return ctl_ask_status(quiet, out);
 }
 
 static int
@@ -338,7 +340,8 @@ ask(struct frame *f, bool quiet)
 	if (rc != CTL_OK)
 		return rc;
 	/* While it loads or ends there are none to be had. */
-	ctl_admin(json_pack("{s:s}", "cmd", "requests"), true, &f->requests);
+	if (json_object_get(f->status, "answers") == NULL)
+		ctl_admin(json_pack("{s:s}", "cmd", "requests"), true, &f->requests);
 	if (f->requests == NULL)
 		f->requests = json_array();
 	return CTL_OK;

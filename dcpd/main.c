@@ -24,6 +24,7 @@
 #include "dcpd/admin/counters.h"
 #include "dcpd/daemon.h"
 #include "dcpd/plugin/plugin.h"
+#include "dcpd/reload.h"
 
 #define TICK_MS 100	/* how soon a failed engine or an idle drain is seen */
 #define FORCE_S 10	/* an orderly end may take so long after the drain */
@@ -31,9 +32,19 @@
 static struct {
 	_Atomic unsigned count;		/* SIGTERM and SIGINT so far */
 	_Atomic bool serving;
+	_Atomic bool hup;		/* SIGHUP came */
 	int fd;				/* eventfd: count changed */
 	struct dcpd_daemon *daemon;
 } sig;
+
+/* For an exit without unwinding. */
+static void
+remove_files(void)
+{
+	dcpd_listen_unlink(&sig.daemon->client_sock);
+	dcpd_listen_unlink(&sig.daemon->admin_sock);
+	dcpd_stats_close();
+}
 
 static sigset_t
 handled_signals(void)
@@ -57,17 +68,17 @@ signal_main(void *arg)
 	for (;;) {
 		if (sigwait(&set, &s) != 0)
 			continue;
-		if (s == SIGHUP) {
-			dcpd_log(LOG_WARNING, "SIGHUP: reload is not built; "
-			    "restart dcpd to change its configuration");
+		if (s == SIGHUP) {	/* while loading: when it serves */
+			sig.hup = true;
+			if (write(sig.fd, &one, sizeof one) < 0)
+				dcpd_log(LOG_DEBUG, "signal: not woken");
 			continue;
 		}
 		if (!sig.serving) {
 			/* No client has anything to lose yet. */
 			dcpd_log(LOG_NOTICE, "%s while loading: ending",
 			    s == SIGTERM ? "SIGTERM" : "SIGINT");
-			dcpd_listen_unlink(&sig.daemon->client_sock);
-			dcpd_listen_unlink(&sig.daemon->admin_sock);
+			remove_files();
 			_exit(0);
 		}
 		sig.count++;
@@ -97,23 +108,49 @@ start_signals(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
-/* Wait for a signal, TICK_MS at most. */
+/*
+ * systemd ends a daemon that does not say in time that it lives: not one that
+ * has nothing to do, but one whose step does not end.
+ */
 static void
-tick(void)
+feed_watchdog(const struct dcpd_run *run)
+{
+	static double fed, every = 1;	/* s */
+	static bool wanted;
+	double now = dcpd_now();
+	uint64_t us;
+
+	if (fed == 0 && sd_watchdog_enabled(0, &us) > 0) {
+		wanted = true;
+		every = (double)us * 1e-6 / 3;
+	}
+	if (fed != 0 && now - fed < every)
+		return;
+	fed = now;
+	/* A plugin that is silent is logged, wanted or not. */
+	if (dcpd_plugins_alive(now) && wanted &&
+	    dcpd_watch_turn() < run->stuck_after)
+		sd_notify(0, "WATCHDOG=1");
+}
+
+/* Wait for a signal or a reload, TICK_MS at most; look after the rest. */
+static void
+turn(struct dcpd_daemon *d)
 {
 	struct pollfd p = { sig.fd, POLLIN, 0 };
 	uint64_t n;
 
 	if (poll(&p, 1, TICK_MS) > 0 && read(sig.fd, &n, sizeof n) < 0)
-		return;
+		dcpd_log(LOG_DEBUG, "signal: nothing to read");
+	dcpd_watch(&d->run);
+	feed_watchdog(&d->run);
 }
 
 static void
 set_state(struct dcpd_daemon *d, enum dcpd_state state)
 {
-	pthread_rwlock_wrlock(&d->run.lock);
 	d->run.state = state;
-	pthread_rwlock_unlock(&d->run.lock);
+	dcpd_watch(&d->run);
 }
 
 /* A thread that ends the process if an orderly end hangs. */
@@ -123,8 +160,7 @@ force_main(void *arg)
 	struct timespec ts = { .tv_sec = FORCE_S };
 
 	nanosleep(&ts, NULL);
-	dcpd_listen_unlink(&sig.daemon->client_sock);
-	dcpd_listen_unlink(&sig.daemon->admin_sock);
+	remove_files();
 	dcpd_log(LOG_ERR, "a step did not end within %d s: ending without it",
 	    FORCE_S);
 	_exit(1);
@@ -141,7 +177,7 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 
 	sd_notify(0, "STOPPING=1\nSTATUS=draining");
 	dcpd_sched_drain(d->sched, true);
-	set_state(d, DCPD_STOPPING);	/* may wait for a slow command */
+	set_state(d, DCPD_STOPPING);
 	dcpd_plugins_drain();
 	dcpd_log(LOG_NOTICE, "ending: %llu requests run on, for %g s at most; "
 	    "a second signal cancels them", (unsigned long long)
@@ -149,7 +185,7 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 	    bound);
 	while (!dcpd_sched_idle(d->sched) && sig.count < 2 &&
 	    dcpd_now() < end && !dcpd_sched_failed(d->sched, NULL))
-		tick();
+		turn(d);
 	if (!dcpd_sched_failed(d->sched, err) && !dcpd_sched_idle(d->sched))
 		dcpd_log(LOG_WARNING, "%s: cancelling what still runs",
 		    sig.count > 1 ? "second signal" :
@@ -159,6 +195,7 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 static int
 serve(struct dcpd_daemon *d, struct dcpd_err *err)
 {
+	struct dcpd_err ignored;
 	pthread_t t;
 
 	while (sig.count == 0) {
@@ -169,8 +206,12 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 			set_state(d, DCPD_FAILED);
 			break;
 		}
-		tick();
+		turn(d);
+		if (atomic_exchange(&sig.hup, false))
+			json_decref(dcpd_reload(d, false, &ignored));
+		dcpd_reload_serve(d);
 	}
+	dcpd_reload_close();
 	if (err->code == 0)
 		drain(d, err);
 	if (pthread_create(&t, NULL, force_main, NULL) == 0)
@@ -207,16 +248,18 @@ fill_standard_fds(void)
 }
 
 static int
-run(struct dcpd_daemon *d, struct dcpd_err *err)
+run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 {
 	int rc, code = DCPD_EXIT_CONFIG;
 
 	raise_fd_limit();
 	rc = start_signals(d, err);
+	dcpd_reload_init(d, argc, argv, sig.fd);
 	if (rc == 0)
 		rc = dcpd_daemon_start(d, err);
 	if (rc == 0) {
 		sig.serving = true;
+		dcpd_reload_open();
 		code = EXIT_FAILURE;
 		/* A start that succeeds may have met failures it could do
 		 * without, e.g. no tokenizer.json. */
@@ -264,7 +307,7 @@ main(int argc, char **argv)
 			code = DCPD_EXIT_CONFIG;
 		}
 	} else {
-		code = run(&d, &err);
+		code = run(&d, argc, argv, &err);
 	}
 	if (fflush(stdout) != 0 || ferror(stdout)) {
 		dcpd_log(LOG_ERR, "standard output: %s", strerror(errno));

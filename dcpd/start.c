@@ -521,6 +521,27 @@ open_client_socket(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
+/*
+ * Beside the clients' socket. The daemon works without it too, where systemd
+ * has the socket in a folder that is not the daemon's.
+ */
+static int
+open_stats(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	char path[sizeof ((struct sockaddr_un *)0)->sun_path + 8];
+	int rc;
+
+	if (dcpd_listen_path(&d->client_sock, path, sizeof path) != 0)
+		return 0;	/* systemd's, without a path */
+	strcat(path, ".stats");
+	rc = dcpd_stats_open(path, err);
+	if (rc == 0 || rc == -EADDRINUSE || d->client_sock.path != NULL)
+		return rc;
+	dcpd_log(LOG_WARNING, "%s: dcpctl will not see a daemon that does not "
+	    "answer", err->text);
+	return 0;
+}
+
 static int
 open_sockets(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -529,8 +550,11 @@ open_sockets(struct dcpd_daemon *d, struct dcpd_err *err)
 	int rc;
 
 	if ((rc = find_group(d, err)) != 0 ||
-	    (rc = open_client_socket(d, err)) != 0)
+	    (rc = open_client_socket(d, err)) != 0 ||
+	    (rc = open_stats(d, err)) != 0)
 		return rc;
+	dcpd_page->tp = o->tp;
+	dcpd_page->dcp = o->dcp;
 	rc = dcpd_listen_inherited("dcpd-admin", SOCK_STREAM, &d->admin_sock,
 	    err);
 	if (rc != 0)
@@ -667,6 +691,7 @@ dcpd_daemon_start(struct dcpd_daemon *d, struct dcpd_err *err)
 	d->run.ipc = d->ipc;
 	d->run.state = DCPD_READY;
 	pthread_rwlock_unlock(&d->run.lock);
+	dcpd_watch(&d->run);
 	dcpd_log(LOG_NOTICE, "ready after %.2f s", dcpd_now() -
 	    d->run.started);
 	sd_notify(0, "READY=1\nSTATUS=serving");
@@ -700,6 +725,7 @@ dcpd_daemon_stop(struct dcpd_daemon *d)
 		d->engine.close(d->engine.self);
 	dcpd_listen_close(&d->admin_sock);
 	dcpd_listen_close(&d->client_sock);
+	dcpd_stats_close();
 	if (d->tok != NULL)
 		dcpd_tokenizer_close(d->tok);
 	if (d->have_config)

@@ -22,7 +22,7 @@
 
 #include "kernels/layout.h"
 
-#define DCPK_ABI 1u
+#define DCPK_ABI 2u
 #define DCPK_ALL_RANKS UINT32_MAX
 #define DCPK_MAX_LAYERS 256u
 #define DCPK_MAX_RANKS 64u
@@ -311,6 +311,9 @@ struct dcpk_backend {
 	    uint32_t rank, uint32_t row, void *buf, size_t cap);
 	/* Our own invariants: guard bytes, pool bounds. */
 	int (*check)(struct dcpk_ctx *, struct dcpk_err *);
+	/* Any thread, while an operation runs: whom it waits for, or "". NULL:
+	 * cannot say. */
+	void (*waits)(struct dcpk_ctx *, char *buf, size_t cap);
 	void (*close)(struct dcpk_ctx *);
 };
 

@@ -84,9 +84,13 @@ run_command(struct dcpd_run *run, const struct dcpd_admin_command *cmd,
 	struct dcpd_err err = { 0 };
 	json_t *result;
 
-	pthread_rwlock_rdlock(&run->lock);
+	bool lock = cmd->run != dcpd_admin_reload;
+
+	if (lock)
+		pthread_rwlock_rdlock(&run->lock);
 	result = cmd->run(run, request, &err);
-	pthread_rwlock_unlock(&run->lock);
+	if (lock)
+		pthread_rwlock_unlock(&run->lock);
 	return answer_text(result, &err);
 }
 
@@ -361,7 +365,7 @@ admin_main(void *arg)
 			    strerror(errno));
 			break;
 		}
-		dcpd_admin_watch(a->run);
+		dcpd_page->admin_ns = dcpd_now_ns();
 		if ((p[1].revents & POLLIN) &&
 		    read(a->wake_fd, &n, sizeof n) == sizeof n)
 			slow_finish(a);

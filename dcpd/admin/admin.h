@@ -12,6 +12,7 @@
 #include <jansson.h>
 #include <pthread.h>
 
+#include "dcpd/admin/stats.h"
 #include "dcpd/base/base.h"
 #include "dcpd/ipc/ipc.h"
 #include "dcpd/sched/sched.h"
@@ -30,7 +31,7 @@ enum dcpd_state {
  */
 struct dcpd_run {
 	pthread_rwlock_t lock;
-	enum dcpd_state state;
+	_Atomic enum dcpd_state state;	/* main writes, without the lock */
 	double started;			/* dcpd_now() */
 	struct {
 		const char *name;
@@ -46,6 +47,8 @@ struct dcpd_run {
 	json_t *about;			/* model, layout, plan: for status */
 	json_t *config;			/* effective flags */
 	json_t *changed;		/* those that are not the default */
+	/* A command's own thread, without the lock. */
+	json_t *(*reload)(struct dcpd_run *, bool check, struct dcpd_err *);
 	_Atomic bool draining;
 };
 
@@ -60,15 +63,25 @@ void dcpd_admin_stop(struct dcpd_admin *);
 struct dcpd_admin_command {
 	const char *name, *help;
 	bool slow;		/* may wait for a step: gets its own thread */
-	/* A result, or NULL with err filled. Called with run->lock shared. */
+	/* A result, or NULL with err filled. Called with run->lock shared;
+	 * reload alone without, for the main thread wants it meanwhile. */
 	json_t *(*run)(struct dcpd_run *, const json_t *request,
 	    struct dcpd_err *);
 };
+json_t *dcpd_admin_reload(struct dcpd_run *, const json_t *,
+    struct dcpd_err *);
 const struct dcpd_admin_command *dcpd_admin_find(const char *name);
-/* "loading", "ready", "draining", "stuck", "stopping", "failed"; run->lock held
- * shared. */
+/* "loading", "ready", "draining", "stuck", "stopping", "failed"; any thread. */
 const char *dcpd_admin_state(const struct dcpd_run *);
-/* Once a second: notices that requests run but no step ends. */
-void dcpd_admin_watch(struct dcpd_run *);
+
+/* --- watch.c: does the step thread get on? ------------------------------- */
+
+/* Main thread, many times a second: keeps the stats page's state, and logs a
+ * step that does not end, and that it did after all. */
+void dcpd_watch(struct dcpd_run *);
+/* Seconds that the step thread has been awake in its turn; 0: it sleeps. */
+double dcpd_watch_turn(void);
+/* Any thread. */
+enum dcps_state dcpd_run_state(const struct dcpd_run *);
 
 #endif

@@ -13,30 +13,6 @@
 #include "dcpd/admin/counters.h"
 #include "dcpd/plugin/plugin.h"
 
-/* Admin thread, and a slow command's. */
-static _Atomic uint64_t seen_steps, step_changed_ns;
-static _Atomic bool busy;
-
-void
-dcpd_admin_watch(struct dcpd_run *run)
-{
-	uint64_t steps = DCPD_COUNTER(steps);
-
-	pthread_rwlock_rdlock(&run->lock);
-	busy = run->sched != NULL && !dcpd_sched_idle(run->sched);
-	pthread_rwlock_unlock(&run->lock);
-	if (steps != seen_steps || !busy || step_changed_ns == 0)
-		step_changed_ns = dcpd_now_ns();
-	seen_steps = steps;
-}
-
-/* Seconds since a step ended, while there are requests. */
-static double
-step_age(void)
-{
-	return !busy ? 0 : (double)(dcpd_now_ns() - step_changed_ns) * 1e-9;
-}
-
 static int
 need_ready(const struct dcpd_run *run, struct dcpd_err *err)
 {
@@ -49,18 +25,7 @@ need_ready(const struct dcpd_run *run, struct dcpd_err *err)
 const char *
 dcpd_admin_state(const struct dcpd_run *run)
 {
-	switch (run->state) {
-	case DCPD_LOADING:
-		return "loading";
-	case DCPD_READY:
-		return run->draining ? "draining" :
-		    step_age() > run->stuck_after ? "stuck" : "ready";
-	case DCPD_STOPPING:
-		return "stopping";
-	case DCPD_FAILED:
-		return "failed";
-	}
-	return "?";
+	return dcps_state_name(dcpd_run_state(run));
 }
 
 static json_t *
@@ -103,7 +68,7 @@ status(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 			json_object_update_missing(r, s);
 		json_decref(s);
 		json_object_set_new(r, "since_step_s",
-		    json_real(step_age()));
+		    json_real(dcpd_watch_turn()));
 	}
 	return r;
 }
@@ -254,6 +219,14 @@ plugins(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 	return dcpd_plugins_json();
 }
 
+json_t *
+dcpd_admin_reload(struct dcpd_run *run, const json_t *request,
+    struct dcpd_err *err)
+{
+	return run->reload(run, json_is_true(json_object_get(request,
+	    "check")), err);
+}
+
 static json_t *help(struct dcpd_run *, const json_t *, struct dcpd_err *);
 
 static const struct dcpd_admin_command commands[] = {
@@ -271,6 +244,8 @@ static const struct dcpd_admin_command commands[] = {
 	    config },
 	{ "plugins", "front ends: version, state, their own numbers", false,
 	    plugins },
+	{ "reload", "read the configuration again; \"check\": only say what "
+	    "would change", true, dcpd_admin_reload },
 	{ "help", "the commands", false, help },
 	{ NULL, NULL, false, NULL },
 };

@@ -1,6 +1,6 @@
 /*
- * Every counter of the daemon, once: this table makes the storage, the names
- * in `dcpctl status -j` and, later, /metrics. Adding one is one line here.
+ * Every counter of the daemon, once: this table makes the storage (a part of
+ * the stats page, stats.h), the names in `dcpctl status -j` and, later, /metrics. Adding one is one line here.
  * Relaxed atomics: any thread adds, readers want no order.
  */
 #ifndef DCPD_COUNTERS_H
@@ -54,7 +54,7 @@ enum dcpd_counter {
 	DCPD_CNT_N
 };
 
-extern _Atomic uint64_t dcpd_counters[DCPD_CNT_N];
+extern _Atomic uint64_t *dcpd_counters;	/* [DCPD_CNT_N], of the stats page */
 
 #define DCPD_COUNT(n, v) \
 	atomic_fetch_add_explicit(&dcpd_counters[DCPD_CNT_##n], \

@@ -1,12 +1,13 @@
 # main, config, admin socket
 libdcpd_a_SOURCES += dcpd/admin/histograms.c dcpd/admin/histograms.h \
-	dcpd/admin/counters.c dcpd/admin/counters.h \
+	dcpd/admin/counters.h dcpd/admin/stats.c dcpd/admin/stats.h \
+	libdcpclient/dcp_stats.h dcpd/admin/watch.c \
 	dcpd/admin/admin.c dcpd/admin/admin.h dcpd/admin/commands.c \
 	dcpd/admin/listen.c dcpd/admin/listen.h \
 	dcpd/config/check.c dcpd/config/device.c dcpd/config/device.h \
 	dcpd/config/flags.h dcpd/config/help.c dcpd/config/memavail.c \
 	dcpd/config/memavail.h dcpd/config/options.c dcpd/config/options.h \
-	dcpd/daemon.h dcpd/selftest.c dcpd/selftest.h dcpd/start.c
+	dcpd/daemon.h dcpd/reload.c dcpd/reload.h dcpd/selftest.c dcpd/selftest.h dcpd/start.c
 
 # A folder of the build tree is named dcpd, so the program is built inside it.
 sbin_PROGRAMS += dcpd/dcpd
@@ -33,9 +34,11 @@ TESTS += tests/integration/startup.sh tests/integration/plan.sh \
 	tests/integration/daemon.sh \
 	tests/integration/answer.sh tests/integration/man_pages.sh \
 	tests/integration/documented.sh tests/integration/docs.sh \
-	tests/integration/test_systemd.py tests/integration/soak.sh
+	tests/integration/test_systemd.py tests/integration/test_service.py \
+	tests/integration/soak.sh
 EXTRA_DIST += tests/integration/lib.sh tests/integration/plan.sh \
 	tests/integration/startup.sh \
 	tests/integration/daemon.sh tests/integration/answer.sh \
 	tests/integration/man_pages.sh tests/integration/documented.sh \
-	tests/integration/docs.sh tests/integration/test_systemd.py tests/integration/soak.sh
+	tests/integration/docs.sh tests/integration/test_systemd.py \
+	tests/integration/test_service.py tests/integration/soak.sh

@@ -190,6 +190,9 @@ X(ACT, BOOL, version, "version", "V", "false", "", \
 /* What a reload can change; everything else needs a restart. */
 #define DCPD_FLAGS_RUNTIME(X) \
 	X(queue_max) X(max_clients) X(max_clients_uid) X(max_requests_uid) \
-	X(max_bytes_uid) X(drain_timeout) X(stuck_after) X(log_level)
+	X(max_bytes_uid) X(drain_timeout) X(stuck_after) X(log_level) \
+	/* if the plugin says yes */ \
+	X(http) X(port) X(host) X(api_key_file) X(served_model_name) \
+	X(unix_path) X(plugins)
 
 #endif

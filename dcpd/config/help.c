@@ -243,7 +243,9 @@ dcpd_flags_conf(FILE *f)
 		roff(f, text);
 		fputc('\n', f);
 		if (dcpd_flag_runtime(d))
-			fputs(".br\nA reload changes it.\n", f);
+			fprintf(f, ".br\nA reload changes it%s.\n",
+			    d->type == DCPD_TYPE_STR ? " if its plugin can" :
+			    "");
 	}
 }
 

@@ -23,6 +23,24 @@ times(uint32_t n, uint32_t by)
 	return (uint32_t)dcpd_min64((uint64_t)n * by, UINT32_MAX);
 }
 
+static void
+set_limits(const struct dcpd_ipc_config *cfg, struct uid_use *u)
+{
+	uint32_t by = u->own ? cfg->own_times : 1;
+
+	u->max_clients = times(cfg->max_clients_uid, by);
+	u->max_requests = times(cfg->max_requests_uid, by);
+	u->max_bytes = cfg->max_bytes_uid > UINT64_MAX / by ? UINT64_MAX :
+	    cfg->max_bytes_uid * by;
+}
+
+void
+uid_relimit(struct dcpd_ipc *ipc)
+{
+	for (struct uid_use *u = ipc->uids; u != NULL; u = u->next)
+		set_limits(&ipc->cfg, u);
+}
+
 /*
  * A client in this very process is a plugin, which carries the requests of
  * many users: it has an account of its own, with larger quotas.
@@ -30,9 +48,7 @@ times(uint32_t n, uint32_t by)
 struct uid_use *
 uid_find(struct dcpd_ipc *ipc, const struct ucred *cred)
 {
-	const struct dcpd_ipc_config *cfg = &ipc->cfg;
 	bool own = cred->pid == getpid();
-	uint32_t by = own ? cfg->own_times : 1;
 	struct uid_use *u;
 
 	for (u = ipc->uids; u != NULL; u = u->next)
@@ -43,10 +59,7 @@ uid_find(struct dcpd_ipc *ipc, const struct ucred *cred)
 		return NULL;
 	u->uid = cred->uid;
 	u->own = own;
-	u->max_clients = times(cfg->max_clients_uid, by);
-	u->max_requests = times(cfg->max_requests_uid, by);
-	u->max_bytes = cfg->max_bytes_uid > UINT64_MAX / by ? UINT64_MAX :
-	    cfg->max_bytes_uid * by;
+	set_limits(&ipc->cfg, u);
 	u->next = ipc->uids;
 	ipc->uids = u;
 	return u;

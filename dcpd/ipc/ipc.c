@@ -124,6 +124,8 @@ on_kick(struct dcpd_ipc *ipc)
 
 	if (read(ipc->kick, &n, sizeof n) < 0)
 		return;
+	if (atomic_exchange(&ipc->relimit, false))
+		uid_relimit(ipc);
 	if (!atomic_exchange(&ipc->fault, false))
 		return;
 	for (c = ipc->clients; c != NULL; c = next) {
@@ -351,6 +353,17 @@ close_fds(struct dcpd_ipc *ipc)
 	if (ipc->epfd >= 0)
 		close(ipc->epfd);
 	/* kick stays for emitting threads until the last reference goes */
+}
+
+void
+dcpd_ipc_limits(struct dcpd_ipc *ipc, const struct dcpd_ipc_limits *l)
+{
+	atomic_store(&ipc->cfg.max_clients, l->max_clients);
+	atomic_store(&ipc->cfg.max_clients_uid, l->max_clients_uid);
+	atomic_store(&ipc->cfg.max_requests_uid, l->max_requests_uid);
+	atomic_store(&ipc->cfg.max_bytes_uid, l->max_bytes_uid);
+	atomic_store(&ipc->relimit, true);
+	ipc_kick(ipc);
 }
 
 int

@@ -53,10 +53,10 @@ struct dcpd_ipc_ops {
 struct dcpd_ipc_config {
 	const char *path;		/* socket to bind; or */
 	int listen_fd;			/* >= 0: already listening */
-	/* 0: 256, 64, 256, 256 MiB */
-	uint32_t max_clients, max_clients_uid;
-	uint32_t max_requests_uid;	/* live requests of one uid */
-	uint64_t max_bytes_uid;		/* queued in and out, of one uid */
+	/* 0: 256, 64, 256, 256 MiB. dcpd_ipc_limits changes them later. */
+	_Atomic uint32_t max_clients, max_clients_uid;
+	_Atomic uint32_t max_requests_uid;	/* live requests of one uid */
+	_Atomic uint64_t max_bytes_uid;	/* queued in and out, of one uid */
 	/*
 	 * A plugin in this process carries the requests of many users. Its
 	 * quotas are these many times a uid's, apart from that uid's; 0: 8.
@@ -71,9 +71,17 @@ struct dcpd_ipc_config {
 	mode_t mode;			/* of a socket bound here; 0: 0660 */
 };
 
+/* What may change while it runs; the same names as above. */
+struct dcpd_ipc_limits {
+	uint32_t max_clients, max_clients_uid, max_requests_uid;
+	uint64_t max_bytes_uid;
+};
+
 int dcpd_ipc_start(const struct dcpd_ipc_config *, const struct dcpd_ipc_ops *,
     void *arg, struct dcpd_ipc **, struct dcpd_err *);
 void dcpd_ipc_stop(struct dcpd_ipc *);	/* every live request gets -ESHUTDOWN */
+/* Any thread; who is in already stays. */
+void dcpd_ipc_limits(struct dcpd_ipc *, const struct dcpd_ipc_limits *);
 
 /*
  * Any thread, never blocks. ev as in dcpclient.h (.user_data, .seq and .size

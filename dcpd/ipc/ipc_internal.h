@@ -54,8 +54,8 @@ struct uid_use {
 	struct uid_use *next;
 	uid_t uid;
 	bool own;			/* clients inside this process */
-	uint32_t max_clients, max_requests;
-	uint64_t max_bytes;
+	_Atomic uint32_t max_clients, max_requests;	/* intake writes */
+	_Atomic uint64_t max_bytes;
 	uint32_t clients;		/* intake; connecting ones too */
 	_Atomic uint32_t requests;	/* live */
 	_Atomic uint64_t bytes;		/* held for it, in and out */
@@ -153,7 +153,7 @@ struct dcpd_ipc {
 	int epfd, kick;
 	struct source src_listen, src_kick;
 	pthread_t thread;
-	atomic_bool stop, fault;	/* with kick */
+	atomic_bool stop, fault, relimit;	/* with kick */
 
 	/* intake */
 	struct uid_use *uids;
@@ -199,6 +199,7 @@ void pending_free(struct dcpd_ipc *, struct pending *);
 /* client.c */
 /* NULL: no memory */
 struct uid_use *uid_find(struct dcpd_ipc *, const struct ucred *);
+void uid_relimit(struct dcpd_ipc *);	/* intake: cfg has changed */
 /* Charge bytes; false, and nothing charged, if the quota has no room. */
 bool uid_charge(const struct dcpd_client *, uint64_t bytes);
 void uid_discharge(const struct dcpd_client *, uint64_t bytes);

@@ -75,6 +75,16 @@ check(void *self, struct dcpd_err *err)
 }
 
 static void
+waits(void *self, char *buf, size_t cap)
+{
+	struct dcpd_model_engine *e = self;
+
+	buf[0] = '\0';
+	if (e->backend->waits != NULL)
+		e->backend->waits(e->ctx, buf, cap);
+}
+
+static void
 close_engine(void *self)
 {
 	dcpd_engine_close(self);
@@ -89,6 +99,7 @@ dcpd_engine_make(struct dcpd_model_engine *e, struct dcpd_engine *out)
 		.step = step,
 		.predict = predict,
 		.check = check,
+		.waits = waits,
 		.close = close_engine,
 		.vocab = e->setup.model.vocab,
 		.max_ctx = e->setup.max_ctx,

@@ -8,44 +8,45 @@
 #include <errno.h>
 #include <string.h>
 
+#include "dcpd/admin/stats.h"
 #include "dcpd/model/model.h"
 
 static int
 walk(const struct dcpk_backend *b, struct dcpk_ctx *c,
-    const struct dcpk_model *m, const struct dcpk_plan *p, uint32_t rank,
-    const char **where, uint32_t *layer)
+    const struct dcpk_model *m, const struct dcpk_plan *p, uint32_t rank)
 {
+	uint32_t layer;
 	int rc;
 
-	*where = "embed";
+	dcpd_stats_at(DCPD_OP_embed, 0);
 	rc = b->embed(c, rank);
-	for (*layer = 0; rc == 0 && *layer < m->layers; ++*layer) {
-		*where = "attn_in";
-		rc = b->attn_in(c, rank, *layer);
-		if (rc == 0 && m->full[*layer]) {
-			*where = "select";
-			rc = b->select(c, rank, *layer);
+	for (layer = 0; rc == 0 && layer < m->layers; layer++) {
+		dcpd_stats_at(DCPD_OP_attn_in, layer);
+		rc = b->attn_in(c, rank, layer);
+		if (rc == 0 && m->full[layer]) {
+			dcpd_stats_at(DCPD_OP_select, layer);
+			rc = b->select(c, rank, layer);
 		}
 		if (rc == 0) {
-			*where = "attend_merge";
-			rc = b->attend_merge(c, rank, *layer);
+			dcpd_stats_at(DCPD_OP_attend_merge, layer);
+			rc = b->attend_merge(c, rank, layer);
 		}
 		if (rc == 0) {
-			*where = "attn_out";
-			rc = b->attn_out(c, rank, *layer);
+			dcpd_stats_at(DCPD_OP_attn_out, layer);
+			rc = b->attn_out(c, rank, layer);
 		}
 		if (rc == 0) {
-			*where = "ffn";
-			rc = b->ffn(c, rank, *layer);
+			dcpd_stats_at(DCPD_OP_ffn, layer);
+			rc = b->ffn(c, rank, layer);
 		}
 		if (rc != 0)
 			return rc;
 	}
 	if (rc == 0 && p->n_samples != 0) {
-		*where = "head";
+		dcpd_stats_at(DCPD_OP_head, m->layers);
 		rc = b->head(c, rank);
 		if (rc == 0) {
-			*where = "sample";
+			dcpd_stats_at(DCPD_OP_sample, m->layers);
 			rc = b->sample(c, rank);
 		}
 	}
@@ -57,22 +58,23 @@ dcpd_forward(const struct dcpk_backend *b, struct dcpk_ctx *c,
     const struct dcpk_model *m, const struct dcpk_plan *p,
     struct dcpk_result *r, struct dcpd_err *err)
 {
+	const struct dcps_pass *at = &dcpd_page->pass;
 	struct dcpk_err ke = { "" };
-	const char *where = "";
-	uint32_t layer = 0;
 	int rc;
 
+	dcpd_stats_at(DCPD_OP_step_begin, 0);
 	rc = b->step_begin(c, DCPK_ALL_RANKS, p, &ke);
 	if (rc != 0)
 		return dcpd_fail(err, rc, "step %llu: %s",
 		    (unsigned long long)p->step, ke.text);
-	rc = walk(b, c, m, p, DCPK_ALL_RANKS, &where, &layer);
+	rc = walk(b, c, m, p, DCPK_ALL_RANKS);
 	if (rc == 0) {
-		where = "step_end";
+		dcpd_stats_at(DCPD_OP_step_end, m->layers);
 		rc = b->step_end(c, DCPK_ALL_RANKS, r);
 	}
 	if (rc != 0)
 		return dcpd_fail(err, rc, "step %llu, layer %u, %s: %s",
-		    (unsigned long long)p->step, layer, where, strerror(-rc));
+		    (unsigned long long)p->step, at->layer,
+		    dcpd_page->op_name[at->op], strerror(-rc));
 	return 0;
 }

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "dcpd/admin/counters.h"
+#include "dcpd/admin/stats.h"
 #include "dcpd/sched/sched_i.h"
 
 static const char stopping_text[] =
@@ -500,8 +501,11 @@ step_main(void *arg)
 	pthread_setname_np(pthread_self(), "dcpd-step");
 	while (!done) {
 		pthread_mutex_lock(&s->lock);
-		if (!ran)
+		if (!ran) {
+			dcpd_page->step_ns = 0;
 			sleep_until_kicked(s);
+		}
+		dcpd_page->step_ns = dcpd_now_ns();
 		s->kick = false;
 		take_inbox(s);
 		sweep(s);
@@ -518,6 +522,7 @@ step_main(void *arg)
 		check_after_step(s);
 		answer_check(s);
 	}
+	dcpd_page->step_ns = 0;
 	return NULL;
 }
 

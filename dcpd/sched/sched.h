@@ -22,6 +22,8 @@ struct dcpd_engine {
 	/* Predicted seconds of a prefill pass by each way; NULL: always kv. */
 	void (*predict)(void *self, const struct dcpk_plan *, double s[3]);
 	int (*check)(void *self, struct dcpd_err *);	/* or NULL */
+	/* Any thread: who the step waits for, or "". NULL: cannot say. */
+	void (*waits)(void *self, char *buf, size_t cap);
 	void (*close)(void *self);
 	uint32_t vocab, max_ctx, pages, dcp, world, chunk, max_running;
 	const uint32_t *eos;
@@ -66,6 +68,9 @@ json_t *dcpd_sched_requests(struct dcpd_sched *);
 json_t *dcpd_sched_page_map(struct dcpd_sched *);
 int dcpd_sched_cancel(struct dcpd_sched *, uint64_t id);
 void dcpd_sched_drain(struct dcpd_sched *, bool on);	/* refuse new ones */
+/* As in the config, from now on. */
+void dcpd_sched_limits(struct dcpd_sched *, uint32_t queue_max,
+    uint32_t max_requests_uid);
 bool dcpd_sched_idle(struct dcpd_sched *);
 int dcpd_sched_check(struct dcpd_sched *, struct dcpd_err *);	/* invariant */
 json_t *dcpd_sched_cache(struct dcpd_sched *);		/* its numbers */

@@ -116,6 +116,7 @@ ways(const struct dcpd_sched *s)
 	return o;
 }
 
+/* Lock held. */
 static json_t *
 limits(const struct dcpd_sched *s)
 {
@@ -143,10 +144,10 @@ dcpd_sched_status(struct dcpd_sched *s)
 	json_object_set_new(o, "engine", json_string(e->name));
 	json_object_set_new(o, "tp", json_integer(e->world));
 	json_object_set_new(o, "dcp", json_integer(e->dcp));
-	json_object_set_new(o, "limits", limits(s));
 	json_object_set_new(o, "counters", counters());
 	json_object_set_new(o, "steps", steps());
 	pthread_mutex_lock(&s->lock);
+	json_object_set_new(o, "limits", limits(s));
 	json_object_set_new(o, "state", json_string(s->failed ? "failed" :
 	    s->stopping ? "stopping" : s->draining ? "draining" : "serving"));
 	if (s->failed)
@@ -220,6 +221,17 @@ dcpd_sched_drain(struct dcpd_sched *s, bool on)
 	DCPD_CHECK(s, SCHED_MAGIC);
 	pthread_mutex_lock(&s->lock);
 	s->draining = on;
+	pthread_mutex_unlock(&s->lock);
+}
+
+void
+dcpd_sched_limits(struct dcpd_sched *s, uint32_t queue_max,
+    uint32_t max_requests_uid)
+{
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	s->c.queue_max = queue_max;
+	s->c.max_requests_uid = max_requests_uid;
 	pthread_mutex_unlock(&s->lock);
 }
 

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "dcpd/admin/counters.h"
+#include "dcpd/admin/stats.h"
 #include "dcpd/sched/sched_i.h"
 
 /* --- composing a pass -------------------------------------------------- */
@@ -477,8 +478,10 @@ run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
 	}
 	predicted = choose_way(s, plan);
 	check_plan(s, plan);
+	dcpd_stats_pass(plan);
 	t0 = dcpd_now_ns();
 	rc = e->step(e->self, plan, &s->result, &err);
+	dcpd_stats_pass_end();
 	if (rc != 0) {
 		failed(s, &err, rc);
 		return true;

@@ -629,6 +629,12 @@ cpu_check(struct dcpk_ctx *c, struct dcpk_err *err)
 	return 0;
 }
 
+static void
+cpu_waits(struct dcpk_ctx *c, char *buf, size_t cap)
+{
+	dcpc_workers_waits(c->workers, buf, cap);
+}
+
 const struct dcpk_backend dcpk_cpu = {
 	.abi = DCPK_ABI,
 	.size = sizeof(struct dcpk_backend),
@@ -651,5 +657,6 @@ const struct dcpk_backend dcpk_cpu = {
 	.step_end = cpu_step_end,
 	.peek = cpu_peek,
 	.check = cpu_check,
+	.waits = cpu_waits,
 	.close = cpu_close,
 };

@@ -16,7 +16,9 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,6 +33,12 @@
 
 enum { SPIN_NS = 60000 };
 
+struct seat {			/* for whoever asks about a stuck phase */
+	_Alignas(128) _Atomic uint32_t epoch;	/* left the last of these */
+	_Atomic uint32_t task;			/* that it took last */
+	_Atomic pid_t tid;
+};
+
 struct dcpc_workers {
 	uint32_t threads;
 	pthread_t *tid;
@@ -42,6 +50,7 @@ struct dcpc_workers {
 	_Atomic uint32_t sleepers;
 	_Alignas(128) _Atomic uint32_t next;
 	_Alignas(128) _Atomic uint32_t left;
+	struct seat *seat;			/* [threads] */
 };
 
 struct start {
@@ -68,6 +77,8 @@ take_tasks(struct dcpc_workers *w, uint32_t thread)
 		    memory_order_relaxed);
 		if (t >= w->n)
 			return;
+		atomic_store_explicit(&w->seat[thread].task, t,
+		    memory_order_relaxed);
 		w->fn(w->arg, t, thread);
 	}
 }
@@ -102,12 +113,15 @@ worker(void *arg)
 	uint32_t seen = 0;
 
 	free(arg);
+	s.w->seat[s.thread].tid = (pid_t)syscall(SYS_gettid);
 	for (;;) {
 		wait_epoch(s.w, seen);
 		seen++;
 		if (s.w->stop)
 			return NULL;
 		take_tasks(s.w, s.thread);
+		atomic_store_explicit(&s.w->seat[s.thread].epoch, seen,
+		    memory_order_relaxed);
 		atomic_fetch_sub_explicit(&s.w->left, 1, memory_order_release);
 	}
 }
@@ -134,10 +148,14 @@ dcpc_workers_new(uint32_t threads, struct dcpc_workers **out)
 		return -ENOMEM;
 	*w = (struct dcpc_workers){ .threads = 1 };
 	w->tid = calloc(threads, sizeof *w->tid);
-	if (w->tid == NULL) {
+	w->seat = aligned_alloc(128, threads * sizeof *w->seat);
+	if (w->tid == NULL || w->seat == NULL) {
+		free(w->seat);
+		free(w->tid);
 		free(w);
 		return -ENOMEM;
 	}
+	memset(w->seat, 0, threads * sizeof *w->seat);
 	for (i = 1; i < threads; i++) {
 		s = malloc(sizeof *s);
 		if (s == NULL) {
@@ -168,6 +186,7 @@ dcpc_workers_free(struct dcpc_workers *w)
 	start_phase(w);
 	for (i = 1; i < w->threads; i++)
 		pthread_join(w->tid[i], NULL);
+	free(w->seat);
 	free(w->tid);
 	free(w);
 }
@@ -176,6 +195,23 @@ uint32_t
 dcpc_workers_n(const struct dcpc_workers *w)
 {
 	return w->threads;
+}
+
+void
+dcpc_workers_waits(const struct dcpc_workers *w, char *buf, size_t cap)
+{
+	uint32_t epoch = w->epoch, i;
+
+	buf[0] = '\0';
+	if (w->left == 0)
+		return;
+	for (i = 1; i < w->threads; i++) {
+		if (w->seat[i].epoch == epoch)
+			continue;
+		snprintf(buf, cap, "CPU worker %u (thread %d), task %u of %u",
+		    i, (int)w->seat[i].tid, w->seat[i].task, w->n);
+		return;
+	}
 }
 
 void

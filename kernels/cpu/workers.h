@@ -6,6 +6,7 @@
 #ifndef DCPC_WORKERS_H
 #define DCPC_WORKERS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 struct dcpc_workers;
@@ -17,5 +18,10 @@ void dcpc_workers_free(struct dcpc_workers *);
 uint32_t dcpc_workers_n(const struct dcpc_workers *);
 void dcpc_workers_run(struct dcpc_workers *, uint32_t n, dcpc_task_fn *fn,
     void *arg);
+/*
+ * Any thread: the first worker that has not left the phase under way, "CPU
+ * worker 3 (thread 4711), task 5 of 16", or "".
+ */
+void dcpc_workers_waits(const struct dcpc_workers *, char *buf, size_t cap);
 
 #endif

@@ -1,0 +1,193 @@
+"""What an admin relies on: a reload changes what it can, says what it cannot
+and changes nothing on a mistake; status answers for a daemon that does not; a
+step that does not end is told from a client that does not read.
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../lib"))
+from daemon import Daemon, binary  # noqa: E402
+
+
+def until(what, fn, seconds=60):
+    end = time.monotonic() + seconds
+    while not fn():
+        assert time.monotonic() < end, "never: " + what
+        time.sleep(0.05)
+
+
+class Configured(Daemon):
+    """With a --config of its own, in self.conf."""
+
+    def __init__(self, conf, *args, **kw):
+        super().__init__(*args, **kw)
+        self.conf = os.path.join(self.dir, "dcpd.conf")
+        self.write(conf)
+        self.args += ["--config", self.conf]
+
+    def write(self, conf):
+        with open(self.conf, "w") as f:
+            f.write(conf if isinstance(conf, str) else json.dumps(conf))
+
+
+NULL = {"engine": "null", "queue-max": 100}
+
+
+def reload_changes_what_it_can():
+    with Configured(NULL, "--max-clients", 10) as d:
+        held = [d.client() for _ in range(3)]
+        d.write(dict(NULL, **{"max-clients": 3, "max-clients-per-user": 3,
+                              "queue-max": 7, "tp": 2}))
+        # The command line goes first, so that max-clients does not change.
+        would = d.ctl_json("reload", "--check")
+        assert would["check"] is True
+        assert would["changed"] == {
+            "max-clients-per-user": {"from": 128, "to": 3},
+            "queue-max": {"from": 100, "to": 7}}, would
+        assert would["restart"] == {"tp": {"from": 1, "to": 2}}, would
+        assert d.ctl_json("config")["queue-max"] == 100, "--check changed it"
+        r = d.ctl("reload")
+        assert r.returncode == 0 and "tp: 2, was 1; needs a restart" in \
+            r.stdout, r
+        now = d.ctl_json("config", "show")
+        assert now["queue-max"] == 7 and now["tp"] == 1, now
+        assert d.ctl_json("status")["limits"]["queue_max"] == 7
+        assert d.ctl_json("config", "changed")["queue-max"] == {
+            "value": 7, "default": 1024, "from": "file"}
+        # Acts: who is in stays, a fourth is refused.
+        try:
+            held.append(d.client())
+        except Exception as e:
+            assert "the most it may have" in str(e), e
+        else:
+            raise AssertionError("max-clients-per-user 3 let a fourth in")
+        for c in held:
+            c.close()
+
+
+def a_mistake_changes_nothing():
+    with Configured(NULL) as d:
+        for conf, words in (
+                ("{", (".conf:1",)),
+                ({"engine": "null", "queue-max": 0}, ("queue-max", "from 1")),
+                ({"engine": "null", "queue-max": 9, "dpc-size": 8},
+                 ("dpc-size", "dcp-size")),
+                ({"engine": "null", "queue-max": 9, "dcp-size": 3},
+                 ("--dcp-size",))):
+            d.write(conf)
+            for args in (("reload", "--check"), ("reload",)):
+                r = d.ctl(*args)
+                assert r.returncode == 1, r
+                assert all(w in r.stderr for w in words), r.stderr
+            assert d.ctl_json("config")["queue-max"] == 100
+        os.unlink(d.conf)
+        r = d.ctl("reload")
+        assert r.returncode == 1 and "dcpd.conf" in r.stderr, r
+        assert d.ctl("status").returncode == 0
+
+
+def sighup_reloads():
+    with Configured(NULL) as d:
+        d.write(dict(NULL, **{"queue-max": 8}))
+        d.p.send_signal(signal.SIGHUP)
+        until("queue-max 8",
+              lambda: d.ctl_json("config")["queue-max"] == 8)
+        d.write("nonsense")
+        d.p.send_signal(signal.SIGHUP)
+        until("the refusal in the log",
+              lambda: "nothing changed" in d.tail(5))
+        assert d.ctl_json("config")["queue-max"] == 8
+
+
+def status_answers_for_a_stopped_daemon():
+    with Daemon("--engine", "null", "--null-step-us", 1000, "--tp", 4,
+                "--dcp-size", 4) as d:
+        with d.client() as c:
+            c.generate(tokens=[1], max_tokens=5)
+        before = d.ctl_json("status")["counters"]
+        d.p.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(3)
+            r = d.ctl("status", "-j")
+            assert r.returncode == 4, r
+            s = json.loads(r.stdout)
+            assert s["state"] == "degraded" and s["last_state"] == "ready", s
+            assert s["pid"] == d.p.pid and "stands still" in s["problem"], s
+            assert s["counters"]["output_tokens"] == 5
+            assert set(s["counters"]) == set(before)
+            assert (s["tp"], s["dcp"]) == (4, 4)
+            r = d.ctl("top")
+            assert r.returncode == 0 and "does not answer" in r.stdout, r
+        finally:
+            d.p.send_signal(signal.SIGCONT)
+        until("ready again", lambda: d.ctl("status").returncode == 0)
+        # One that is dead is not running, whatever it left.
+        d.p.kill()
+        d.p.wait()
+        assert os.path.exists(d.socket + ".stats")
+        assert d.ctl("status").returncode == 3
+        assert d.ctl("top").returncode == 3
+    assert not os.path.exists(d.socket + ".stats")
+
+
+def nobody_may_write_the_page():
+    with Daemon("--engine", "null") as d:
+        st = os.stat(d.socket + ".stats")
+        assert st.st_mode & 0o777 == 0o640, oct(st.st_mode)
+        # Another daemon on that socket does not take the page over.
+        r = subprocess.run([binary("dcpd"), "--engine", "null", "--socket",
+                            d.socket], capture_output=True, text=True,
+                           timeout=60)
+        assert r.returncode == 78, r
+        assert os.stat(d.socket + ".stats").st_ino == st.st_ino
+
+
+def a_long_step_is_stuck():
+    with Daemon("--engine", "null", "--null-step-us", 6000000,
+                "--stuck-after", 1) as d:
+        with d.client() as c:
+            c.submit(tokens=[1, 2, 3], max_tokens=1)
+            until("stuck", lambda: json.loads(
+                d.ctl("status", "-j").stdout)["state"] == "stuck")
+            assert d.ctl("status").returncode == 4
+            until("the line", lambda: "stuck: step 1 has not ended" in
+                  d.tail(3) and "prefill of 3 rows of 1 requests" in
+                  d.tail(3), 5)
+            until("ready", lambda: d.ctl("status").returncode == 0)
+            until("the other line", lambda: "steps end again" in d.tail(3),
+                  5)
+
+
+def a_client_that_does_not_read_is_not_a_stuck_daemon():
+    """Its unread answers fill its quota, so that its next request waits for
+    as long as it likes, and no step has anything to do."""
+    with Daemon("--engine", "null", "--stuck-after", 1,
+                "--max-bytes-per-user", "4MiB") as d:
+        with d.client() as c:
+            def waits():
+                if d.ctl_json("status")["live"] < 5:
+                    c.submit(tokens=[1], max_tokens=20000)
+                a = d.ctl_json("status")
+                time.sleep(0.3)
+                b = d.ctl_json("status")
+                return b["waiting"] > 0 and b["running"] == 0 and \
+                    a["counters"]["steps"] == b["counters"]["steps"]
+            until("a request that waits for its client", waits)
+            time.sleep(2)
+            s = d.ctl_json("status")
+            assert s["state"] == "ready" and s["waiting"] > 0, s
+
+
+CASES = [reload_changes_what_it_can, a_mistake_changes_nothing,
+         sighup_reloads, status_answers_for_a_stopped_daemon,
+         nobody_may_write_the_page, a_long_step_is_stuck,
+         a_client_that_does_not_read_is_not_a_stuck_daemon]
+
+for case in CASES:
+    if len(sys.argv) < 2 or case.__name__ in sys.argv[1:]:
+        case()
+        print("ok:", case.__name__, flush=True)
