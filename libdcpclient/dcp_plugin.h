@@ -8,7 +8,10 @@
  * dcp_host. It runs in the daemon's process and is trusted.
  *
  * Life: get, create, start, (reload | stats)*, drain, stop, destroy, each
- * called from the daemon's main thread except stats (any thread). Functions
+ * called from the daemon's main thread except stats (any thread). All plugins
+ * are created before the first starts: what is set up once per process, such
+ * as evthread_use_pthreads() of libevent, goes into the first create. More may
+ * be created, only to check a configuration, while one runs. Functions
  * return 0 or -errno; on failure *why is a malloc'd line that says what, where
  * and what to change. A plugin has its own thread or threads; none of the
  * calls may block for longer than a second.

@@ -10,3 +10,5 @@ plugins_canary_la_SOURCES = plugins/example/canary.c
 plugins_canary_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(srcdir)/libdcpclient
 plugins_canary_la_LDFLAGS = $(PLUGIN_LDFLAGS) -rpath /nowhere
 plugins_canary_la_LIBADD = libdcpclient.la -lpthread
+
+include $(srcdir)/plugins/unix/local.mk

@@ -57,11 +57,10 @@ create(struct dcpd_plugin *p, const json_t *config, void **self,
 }
 
 static int
-start_one(const char *dir, const char *name, json_t *config,
+create_one(const char *dir, const char *name, json_t *config,
     struct dcpd_run *run, struct dcpd_err *err)
 {
 	struct dcpd_plugin *p = calloc(1, sizeof *p);
-	char *why = NULL;
 	int rc;
 
 	if (p == NULL)
@@ -77,24 +76,32 @@ start_one(const char *dir, const char *name, json_t *config,
 	}
 	p->config = json_incref(config);
 	/* From here on it is dcpd_plugins_stop's. */
-	set.v[set.n] = p;
 	pthread_mutex_lock(&set.lock);
-	set.n++;
+	set.v[set.n++] = p;
 	pthread_mutex_unlock(&set.lock);
-	if ((rc = create(p, config, &p->self, err)) != 0)
-		return rc;
+	return create(p, config, &p->self, err);
+}
+
+static int
+start_one(struct dcpd_plugin *p, struct dcpd_err *err)
+{
+	char *why = NULL;
+	int rc;
+
 	p->ticked_ns = dcpd_now_ns();
 	rc = p->api->start(p->self, &why);
 	if (rc != 0)
-		return plugin_fail(name, " (start)", rc, why, err);
+		return plugin_fail(p->name, " (start)", rc, why, err);
 	pthread_mutex_lock(&set.lock);
 	p->started = true;
 	pthread_mutex_unlock(&set.lock);
-	dcpd_log(LOG_INFO, "plugin %s %s started", name,
+	dcpd_log(LOG_INFO, "plugin %s %s started", p->name,
 	    p->api->version != NULL ? p->api->version : "");
 	return 0;
 }
 
+/* All are created before any has a thread: what is set up once per process
+ * (evthread_use_pthreads) is done by then, and no port is taken in vain. */
 int
 dcpd_plugins_start(const struct dcpd_options *o, const char *socket,
     struct dcpd_run *run, struct dcpd_err *err)
@@ -108,8 +115,10 @@ dcpd_plugins_start(const struct dcpd_options *o, const char *socket,
 	rc = dcpd_plugins_config(o, &all, err);
 	json_object_foreach(all, name, config)
 		if (rc == 0)
-			rc = start_one(dcpd_plugin_dir(o), name, config, run,
+			rc = create_one(dcpd_plugin_dir(o), name, config, run,
 			    err);
+	for (unsigned i = 0; rc == 0 && i < set.n; i++)
+		rc = start_one(set.v[i], err);
 	json_decref(all);
 	return rc;
 }

@@ -177,7 +177,7 @@ def refused_starts(place):
         "probe2": {"report": place.report, "fail": "start"}})
     said = [s for s in place.said() if not s.startswith(("state", "{", "["))]
     # Not destroyed before its thread has ended; the last goes first.
-    assert said == ["create", "start", "create", "start", "destroy", "stop",
+    assert said == ["create", "create", "start", "start", "destroy", "stop",
                     "destroy"], said
 
 

@@ -1,0 +1,12 @@
+# Lines of JSON on a Unix socket
+plugin_LTLIBRARIES += plugins/unix.la
+plugins_unix_la_SOURCES = plugins/unix/unix.h plugins/unix/answer.c \
+	plugins/unix/conn.c plugins/unix/plugin.c plugins/unix/request.c \
+	plugins/unix/server.c
+plugins_unix_la_CFLAGS = $(AM_CFLAGS) $(LIBEVENT_CFLAGS)
+plugins_unix_la_LDFLAGS = $(PLUGIN_LDFLAGS)
+plugins_unix_la_LIBADD = libdcpclient.la $(JANSSON_LIBS) $(LIBEVENT_LIBS) \
+	-lpthread
+dist_man_MANS += doc/man/dcpd-unix.7
+TESTS += tests/integration/test_unix.py
+EXTRA_DIST += tests/integration/test_unix.py
