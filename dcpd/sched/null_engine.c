@@ -8,7 +8,8 @@
  * max_tokens decides where a request ends. The "distribution" falls by 1/8 per
  * id, counted upwards from the next token and round the vocabulary: logprobs
  * of the token, of the top list and of scored tokens agree with each other.
- * Sampling parameters do not act here: there are no logits to act on.
+ * Sampling parameters do not act here: there are no logits to act on. A mask
+ * does: the next token is the first from the hash on that it allows.
  *
  * Every plan is checked as a model would want it. Step thread only.
  */
@@ -51,6 +52,19 @@ logprob(uint32_t token, uint32_t best, uint32_t vocab)
 	return -0.125f * (float)(place + 1);
 }
 
+/* The first from t on, round the vocabulary, that a mask allows. */
+static uint32_t
+allowed(const uint32_t *bits, uint32_t t, uint32_t vocab)
+{
+	for (uint32_t i = 0; i < vocab; i++) {
+		uint32_t id = t + i < vocab ? t + i : t + i - vocab;
+
+		if (bits[id / 32] >> id % 32 & 1)
+			return id;
+	}
+	return t;
+}
+
 static void
 sample(const struct null_engine *e, const struct dcpk_plan *plan,
     struct dcpk_result *r)
@@ -62,6 +76,9 @@ sample(const struct null_engine *e, const struct dcpk_plan *plan,
 	for (uint32_t i = 0; i < plan->n_samples; i++, s++) {
 		const struct dcpk_row *row = &rows[s->row];
 		uint32_t best = next_token(row->token, row->pos, vocab);
+
+		if (s->flags & DCPK_S_MASK)
+			best = allowed(DCPK_MASK(plan) + s->mask, best, vocab);
 		uint32_t t = s->flags & DCPK_S_SCORE ? s->given : best;
 
 		r->out[i] = (struct dcpk_logprob){ t, logprob(t, best, vocab) };

@@ -231,9 +231,12 @@ stopped(struct req *r)
 static void
 broken(struct req *r, int rc)
 {
-	const struct dcpd_err err = { rc, "output parser: out of memory" };
+	struct dcpd_err err = { rc, "output parser: out of memory" };
 	struct dcp_usage u;
 
+	if (rc == -EPROTO)
+		dcpd_fail(&err, -EIO, "the model gave a token that its "
+		    "response_format does not allow");
 	fill_usage(r, &u);
 	emit_error(r, &err, &u);
 	close_early(r, CTL_CANCEL);
@@ -268,6 +271,37 @@ count(struct req *r, uint32_t before)
 	pthread_mutex_unlock(&s->lock);
 }
 
+/*
+ * Constrained decoding: the tokens in r->work, then the mask of the next one.
+ * First of all that is done with them, for the step may be waiting.
+ */
+static int
+constrain(struct req *r)
+{
+	struct dcpd_sched *s = r->s;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < r->work.n && rc == 0; i++) {
+		if (r->work.v[i].flags & OUT_PROMPT)
+			continue;
+		rc = dcpd_gram_push(r->gram, r->work.v[i].token);
+		r->n_gram++;
+	}
+	if (rc == 0)
+		rc = dcpd_gram_mask(r->gram, r->mask);
+	if (rc < 0)
+		return rc;
+	pthread_mutex_lock(&s->lock);
+	r->mask_n = r->n_gram;
+	r->mask_all = rc == 1;
+	if (r->stalled) {
+		r->stalled = false;
+		dcpd_sched_kick(s);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return 0;
+}
+
 /* All of r->work; with `end` what was held back comes out too. */
 static void
 deliver(struct req *r, bool end)
@@ -275,8 +309,10 @@ deliver(struct req *r, bool end)
 	const struct dcp_logprob *top = r->work.top;
 	struct delta d = { .r = r, .channel = r->channel, .call = r->call };
 	uint32_t before = r->n_done;
-	int rc = 0;
+	int rc = 0, bad = 0;
 
+	if (r->gram != NULL && !end)
+		bad = constrain(r);
 	for (uint32_t i = 0; i < r->work.n && rc == 0; i++) {
 		rc = take_token(&d, &r->work.v[i], top);
 		top += r->work.v[i].n_top;
@@ -295,6 +331,8 @@ deliver(struct req *r, bool end)
 		close_early(r, CTL_GONE);
 	else if (rc == 1 && !r->closed)
 		stopped(r);
+	else if (bad < 0)
+		broken(r, bad);
 	else if (rc < 0)
 		broken(r, rc);
 }

@@ -47,6 +47,7 @@ dcpd_planb_free(struct dcpd_planb *b)
 	free(b->pages);
 	free(b->samples);
 	free(b->adjusts);
+	free(b->masks);
 	free(b->buf);
 	memset(b, 0, sizeof *b);
 }
@@ -55,6 +56,7 @@ void
 dcpd_planb_clear(struct dcpd_planb *b)
 {
 	b->n_rows = b->n_reqs = b->n_pages = b->n_samples = b->n_adjusts = 0;
+	b->n_masks = 0;
 	b->n_top = 0;
 }
 
@@ -108,6 +110,20 @@ dcpd_planb_sample(struct dcpd_planb *b, uint32_t i, uint32_t adjs,
 	return s;
 }
 
+int
+dcpd_planb_mask(struct dcpd_planb *b, struct dcpk_sample *s,
+    const uint32_t *bits, uint32_t words)
+{
+	if (ROOM(b, masks, words) != 0)
+		return -ENOMEM;
+	memcpy(b->masks + b->n_masks, bits, words * sizeof *bits);
+	s->flags |= DCPK_S_MASK;
+	s->mask = b->n_masks;
+	b->n_masks += words;
+	b->mask_words = words;
+	return 0;
+}
+
 /* Reserve bytes at the end of the plan; returns their offset. */
 static uint32_t
 place(uint64_t *end, uint64_t bytes)
@@ -135,6 +151,7 @@ dcpd_planb_finish(struct dcpd_planb *b, enum dcpk_pass pass, uint64_t step)
 		.n_rows = b->n_rows, .n_reqs = b->n_reqs,
 		.n_pages = b->n_pages, .n_samples = b->n_samples,
 		.n_adjusts = b->n_adjusts,
+		.n_mask = b->n_masks == 0 ? 0 : b->n_masks / b->mask_words,
 	};
 	uint64_t end = sizeof h;
 	char *p;
@@ -145,7 +162,7 @@ dcpd_planb_finish(struct dcpd_planb *b, enum dcpk_pass pass, uint64_t step)
 	h.pages_off = place(&end, BYTES(pages));
 	h.samples_off = place(&end, BYTES(samples));
 	h.adjusts_off = place(&end, BYTES(adjusts));
-	h.mask_off = place(&end, 0);
+	h.mask_off = place(&end, BYTES(masks));
 	end = (end + ALIGN - 1) / ALIGN * ALIGN;
 	if (end > UINT32_MAX)
 		return NULL;
@@ -164,6 +181,7 @@ dcpd_planb_finish(struct dcpd_planb *b, enum dcpk_pass pass, uint64_t step)
 	put(b->buf, h.pages_off, b->pages, BYTES(pages));
 	put(b->buf, h.samples_off, b->samples, BYTES(samples));
 	put(b->buf, h.adjusts_off, b->adjusts, BYTES(adjusts));
+	put(b->buf, h.mask_off, b->masks, BYTES(masks));
 #undef BYTES
 	return (struct dcpk_plan *)(void *)b->buf;
 }
@@ -245,8 +263,14 @@ check_samples(const struct dcpk_plan *p, const struct dcpd_plan_limits *l,
 {
 	const struct dcpk_sample *s = DCPK_SAMPLES(p);
 	const struct dcpk_adjust *a = DCPK_ADJUSTS(p);
+	uint32_t words = (l->vocab + 31) / 32;
 
 	for (uint32_t i = 0; i < p->n_samples; i++, s++) {
+		if ((s->flags & DCPK_S_MASK) && (s->mask % words != 0 ||
+		    s->mask / words >= p->n_mask))
+			return dcpd_fail(err, -EINVAL, "plan: sample %u: mask "
+			    "at word %u of %u masks of %u words", i, s->mask,
+			    p->n_mask, words);
 		if (s->row >= p->n_rows || s->n_top > l->vocab ||
 		    s->adj0 > p->n_adjusts || s->adjs > p->n_adjusts - s->adj0)
 			return dcpd_fail(err, -EINVAL, "plan: sample %u: row "

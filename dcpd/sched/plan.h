@@ -14,8 +14,11 @@ struct dcpd_planb {
 	uint32_t *pages;
 	struct dcpk_sample *samples;
 	struct dcpk_adjust *adjusts;
-	uint32_t n_rows, n_reqs, n_pages, n_samples, n_adjusts;
+	uint32_t *masks;		/* words */
+	uint32_t n_rows, n_reqs, n_pages, n_samples, n_adjusts, n_masks;
 	uint32_t cap_rows, cap_reqs, cap_pages, cap_samples, cap_adjusts;
+	uint32_t cap_masks;
+	uint32_t mask_words;		/* of one mask */
 	uint64_t n_top;			/* top logprobs wanted, all samples */
 	char *buf;			/* the plan, of cap_buf bytes */
 	size_t cap_buf;
@@ -36,6 +39,10 @@ int dcpd_planb_req(struct dcpd_planb *, const uint32_t *table, uint32_t prefix,
  */
 struct dcpk_sample *dcpd_planb_sample(struct dcpd_planb *, uint32_t i,
     uint32_t adjs, struct dcpk_adjust **);
+/* Only tokens whose bits are set may come for s; words of one mask, all of a
+   pass the same. */
+int dcpd_planb_mask(struct dcpd_planb *, struct dcpk_sample *s,
+    const uint32_t *bits, uint32_t words);
 /* The plan, good until the next call; NULL: no memory. */
 struct dcpk_plan *dcpd_planb_finish(struct dcpd_planb *, enum dcpk_pass,
     uint64_t step);

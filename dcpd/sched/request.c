@@ -108,6 +108,32 @@ add_biases(struct req *r, struct dcpd_err *err)
 	return 0;
 }
 
+/*
+ * An answer that has to come is not to be missed: reasoning ends by its own
+ * token, not by an end token or a tool call.
+ */
+static int
+hush(struct req *r)
+{
+	const struct dcpd_engine *e = r->s->c.engine;
+	uint32_t call = dcpd_gram_bans(r->gram);
+	struct adjusts *a = &r->adj;
+	struct dcpk_adjust *x;
+
+	a->hush = calloc(e->n_eos + 1, sizeof *a->hush);
+	if (a->hush == NULL)
+		return -ENOMEM;
+	for (uint32_t i = 0; i <= e->n_eos; i++) {
+		if (i == e->n_eos && call == UINT32_MAX)
+			break;
+		x = entry(a, i < e->n_eos ? e->eos[i] : call);
+		if (x == NULL)
+			return -ENOMEM;
+		a->hush[a->n_hush++] = (uint32_t)(x - a->v);
+	}
+	return 0;
+}
+
 static int
 fill_adjusts(struct req *r)
 {
@@ -122,6 +148,8 @@ fill_adjusts(struct req *r)
 				return -ENOMEM;
 			a->seen = 1;
 		}
+	if (r->gram != NULL && r->think_end != UINT32_MAX && hush(r) != 0)
+		return -ENOMEM;
 	if (p->min_tokens == 0)
 		return 0;
 	r->adj.ban = calloc(e->n_eos + p->n_stop_ids + 1, sizeof(uint32_t));
@@ -259,37 +287,10 @@ take_salt(struct req *r, struct dcpd_err *err)
 	return 0;
 }
 
-/* What is not built is refused, never dropped; with text and ids, too. */
-static int
-check_options(const json_t *o, struct dcpd_err *err)
-{
-	const json_t *v = json_object_get(o, "response_format");
-	const char *s;
-
-	if (v != NULL && !json_is_null(v)) {
-		s = json_string_value(json_object_get(v, "type"));
-		if (s == NULL || strcmp(s, "text") != 0)
-			return dcpd_fail(err, -ENOTSUP, "options: "
-			    "response_format \"%s\" is not built yet: only "
-			    "{\"type\": \"text\"} is", s == NULL ? "?" : s);
-	}
-	v = json_object_get(o, "tool_choice");
-	if (v != NULL && !json_is_null(v)) {
-		s = json_string_value(v);
-		if (s == NULL || (strcmp(s, "auto") != 0 &&
-		    strcmp(s, "none") != 0))
-			return dcpd_fail(err, -ENOTSUP, "options: tool_choice "
-			    "\"%s\" is not built yet: only \"auto\" and "
-			    "\"none\" are", s == NULL ? "(object)" : s);
-	}
-	return 0;
-}
-
 static int
 parse_options(struct req *r, struct dcpd_err *err)
 {
 	json_error_t je;
-	int rc;
 
 	if (r->sub->options == NULL)
 		return 0;
@@ -299,8 +300,7 @@ parse_options(struct req *r, struct dcpd_err *err)
 		    "%d", je.text, je.position);
 	if (!json_is_object(r->options))
 		return dcpd_fail(err, -EINVAL, "options: not a JSON object");
-	rc = check_options(r->options, err);
-	return rc != 0 ? rc : take_salt(r, err);
+	return take_salt(r, err);
 }
 
 /* --- the prompt -------------------------------------------------------- */
@@ -452,6 +452,73 @@ open_output(struct req *r, bool thinking, struct dcpd_err *err)
 	    strerror(-rc));
 }
 
+/* The grammars of this model's vocabulary; the first who asks makes them. */
+static int
+get_grams(struct dcpd_sched *s, struct dcpd_grams **out)
+{
+	const struct dcpd_engine *e = s->c.engine;
+	int rc = 0;
+
+	pthread_mutex_lock(&s->grams_lock);
+	if (s->grams == NULL)
+		rc = dcpd_grams_new(s->c.tok, e->vocab, e->eos, e->n_eos,
+		    &s->grams);
+	*out = s->grams;
+	pthread_mutex_unlock(&s->grams_lock);
+	return rc;
+}
+
+/* Does an option ask for more than null, or the string that is the default? */
+static bool
+asks(const json_t *options, const char *key, const char *usual)
+{
+	const json_t *v = json_object_get(options, key);
+
+	if (json_is_object(v) && strcmp(usual, "text") == 0)
+		v = json_object_get(v, "type");
+	return v != NULL && !json_is_null(v) && !(json_is_string(v) &&
+	    (strcmp(json_string_value(v), usual) == 0 ||
+	    strcmp(json_string_value(v), "none") == 0));
+}
+
+/* What the answer may be; the first mask is ready before the first step. */
+static int
+constrain(struct req *r, bool thinking, struct dcpd_err *err)
+{
+	const struct dcpd_sched_config *c = &r->s->c;
+	bool parsed = r->sub->input == DCP_INPUT_CHAT &&
+	    !(r->sub->flags & DCP_SPECIAL_TOKENS);
+	struct dcpd_grams *gs;
+	int rc;
+
+	r->think_end = UINT32_MAX;
+	if (!asks(r->options, "response_format", "text") &&
+	    !asks(r->options, "tool_choice", "auto"))
+		return 0;
+	if (c->tok == NULL)
+		return dcpd_fail(err, -ENOTSUP, "options: response_format and "
+		    "tool_choice need text, and this model has no "
+		    "tokenizer.json");
+	if (r->sub->flags & DCP_IGNORE_EOS)
+		return dcpd_fail(err, -EINVAL, "options: response_format and "
+		    "tool_choice do not go with DCP_IGNORE_EOS: the end token "
+		    "ends such an answer");
+	rc = get_grams(r->s, &gs);
+	if (rc != 0)
+		return dcpd_fail(err, rc, "grammar: %s", strerror(-rc));
+	rc = dcpd_gram_open(gs, r->options, parsed ? c->parser :
+	    DCPD_PARSE_RAW, thinking, &r->gram, err);
+	if (rc != 0 || r->gram == NULL)
+		return rc;
+	r->mask_words = (c->engine->vocab + 31) / 32;
+	r->mask = calloc(r->mask_words, sizeof *r->mask);
+	r->think_end = dcpd_gram_begins_after(r->gram);
+	r->masked = r->think_end == UINT32_MAX;
+	rc = r->mask == NULL ? -ENOMEM : dcpd_gram_mask(r->gram, r->mask);
+	r->mask_all = rc == 1;
+	return rc >= 0 ? 0 : dcpd_fail(err, rc, "grammar: out of memory");
+}
+
 /*
  * DCP_TOKENIZE: the whole answer is known now and goes into the box. Nobody
  * else looks at that before the request is in the inbox.
@@ -502,6 +569,7 @@ encode(struct req *r, struct dcpd_err *err)
 	if (r->sub->flags & DCP_TOKENIZE)
 		return tokenized(r, err);
 	if ((rc = take_size(r, err)) != 0 ||
+	    (rc = constrain(r, thinking, err)) != 0 ||
 	    (rc = add_biases(r, err)) != 0 ||
 	    (rc = open_output(r, thinking, err)) != 0)
 		return rc;
@@ -572,6 +640,9 @@ dcpd_req_free(struct req *r)
 	free(r->adj.v);
 	free(r->adj.map);
 	free(r->adj.ban);
+	free(r->adj.hush);
+	dcpd_gram_close(r->gram);
+	free(r->mask);
 	free(r->box.v);
 	free(r->box.top);
 	free(r->work.v);

@@ -583,6 +583,7 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 		return rc;
 	}
 	pthread_mutex_init(&s->lock, NULL);
+	pthread_mutex_init(&s->grams_lock, NULL);
 	pthread_condattr_init(&ca);
 	pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
 	pthread_cond_init(&s->kick_cv, &ca);
@@ -599,6 +600,8 @@ destroy(struct dcpd_sched *s)
 	pthread_cond_destroy(&s->event_cv);
 	pthread_cond_destroy(&s->kick_cv);
 	pthread_mutex_destroy(&s->lock);
+	pthread_mutex_destroy(&s->grams_lock);
+	dcpd_grams_free(s->grams);
 	dcpd_planb_free(&s->plan);
 	free(s->result.out);
 	free(s->result.top);

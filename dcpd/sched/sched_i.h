@@ -83,6 +83,9 @@ struct adjusts {
 	uint32_t map_cap;	/* a power of two, or 0 */
 	uint32_t *ban;		/* [n_ban] indices: banned until min_tokens */
 	uint32_t n_ban;
+	uint32_t *hush;		/* [n_hush] banned while a request reasons that
+				   is to give a constrained answer */
+	uint32_t n_hush;
 };
 
 struct req {
@@ -105,6 +108,20 @@ struct req {
 	uint64_t seed;			/* [const] */
 	struct dcpk_sample params;	/* [const] what every sample says */
 	bool penalties;			/* [const] outputs must be counted */
+	/*
+	 * Constrained decoding. The text job takes the answer's tokens into
+	 * gram and makes the mask of the next one, into mask; the step thread
+	 * reads mask once mask_n is n_out, and the request sits steps out until
+	 * then. While it reasons, and unless masked, nothing is waited for.
+	 */
+	struct dcpd_gram *gram;		/* [text] NULL: anything goes */
+	uint32_t *mask;			/* words of the vocabulary */
+	uint32_t mask_words;		/* [const] */
+	uint32_t mask_n;		/* [lock] tokens that mask is after */
+	bool mask_all;			/* [lock] with mask_n: any may come */
+	uint32_t n_gram;		/* [text] tokens in gram */
+	uint32_t think_end;		/* [const] token that turns masked on */
+	bool masked;			/* [step] its tokens need a mask */
 	struct adjusts adj;		/* step thread */
 	json_t *options;		/* [const] */
 	const char *salt;		/* [const] of the prefix cache, or NULL;
@@ -169,6 +186,8 @@ struct dcpd_sched {
 	uint64_t retry_at;		/* [lock] ns; a quota may have room */
 	uint64_t seq;			/* [lock] */
 	bool draining, stopping;	/* [lock] */
+	pthread_mutex_t grams_lock;	/* only for the next */
+	struct dcpd_grams *grams;	/* made when first asked for */
 	bool failed;			/* [step] */
 	struct dcpd_err fail;		/* [step] */
 	uint64_t check_want, check_done;	/* [lock] */

@@ -21,7 +21,8 @@
 
 /*
  * Whose output piles up sits out, until the text workers have caught up: so
- * memory is bounded, and few tokens are computed beyond a stop string.
+ * memory is bounded, and few tokens are computed beyond a stop string. So does
+ * who is to be masked before its mask is there: the step waits for nobody.
  */
 static void
 mark_stalled(struct dcpd_sched *s)
@@ -32,6 +33,10 @@ mark_stalled(struct dcpd_sched *s)
 
 		r->skip = r->box.n >= BOX_TOKENS_MAX ||
 		    r->box.n_top >= BOX_TOPS_MAX;
+		if (r->masked && r->mask_n == r->n_out && r->mask_all)
+			r->masked = false;	/* from now on anything goes */
+		/* Its mask is being made; whoever does kicks the step. */
+		r->skip |= r->masked && r->mask_n != r->n_out;
 		r->stalled = r->skip;
 	}
 	pthread_mutex_unlock(&s->lock);
@@ -57,6 +62,12 @@ add_sample(struct dcpd_sched *s, struct req *r, uint32_t row)
 	s->plan.n_top += sm->n_top;
 	if (r->adj.n > 0)
 		memcpy(adj, r->adj.v, r->adj.n * sizeof *adj);
+	if (!r->masked)
+		for (uint32_t i = 0; i < r->adj.n_hush; i++)
+			adj[r->adj.hush[i]].bias = -INFINITY;
+	/* A mask that allows the end only is not overruled. */
+	if (r->masked)
+		return dcpd_planb_mask(&s->plan, sm, r->mask, r->mask_words);
 	if (r->n_out < r->sub->p.min_tokens)
 		for (uint32_t i = 0; i < r->adj.n_ban; i++)
 			adj[r->adj.ban[i]].bias = -INFINITY;
@@ -358,6 +369,10 @@ accept(struct req *r, const struct dcpk_logprob *out,
 	r->ids.v[r->ids.n++] = out->token;
 	r->n_out++;
 	r->state = R_DECODE;
+	if (r->gram != NULL && out->token == r->think_end) {
+		r->masked = true;
+		r->adj.n_hush = 0;
+	}
 	eos = !(r->sub->flags & DCP_IGNORE_EOS) &&
 	    is_in(e->eos, e->n_eos, out->token);
 	stop = is_in(r->sub->stop_ids, r->sub->p.n_stop_ids, out->token);

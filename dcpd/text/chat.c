@@ -400,33 +400,22 @@ read_tools(struct chat *c, const json_t *options)
 		if (json_array_size(v) > 0)
 			c->tools = v;
 	}
-	if (absent(choice) || (s != NULL && strcmp(s, "auto") == 0))
-		return 0;
-	if (s != NULL && strcmp(s, "none") == 0) {
+	/* Other choices change nothing here: gram.c holds the answer to them. */
+	if (s != NULL && strcmp(s, "none") == 0)
 		c->tools = NULL;
-		return 0;
-	}
-	/* It would need output that is held to a grammar. */
-	return dcpd_fail(c->err, -ENOTSUP,
-	    "tool_choice can be \"auto\" or \"none\"; a forced call is not "
-	    "supported");
+	return 0;
 }
 
-static int
+/* gram.c holds the answer to it; DeepSeek's template also asks for it. */
+static void
 read_format(struct chat *c, const json_t *options)
 {
 	const json_t *v = json_object_get(options, "response_format");
 	const char *type = json_string_value(json_object_get(v, "type"));
 
-	if (absent(v) || (type != NULL && strcmp(type, "text") == 0))
-		return 0;
-	/* DeepSeek's template asks the model for it; nothing enforces it. */
-	if (c->kind == DCPD_CHAT_DSV32) {
+	if (c->kind == DCPD_CHAT_DSV32 && !absent(v) &&
+	    !(type != NULL && strcmp(type, "text") == 0))
 		c->response_format = v;
-		return 0;
-	}
-	return dcpd_fail(c->err, -ENOTSUP, "response_format can only be "
-	    "{\"type\": \"text\"} with this model");
 }
 
 /* A boolean option; *set tells whether it was there. */
@@ -524,7 +513,7 @@ read_options(struct chat *c, const json_t *options)
 	if (rc == 0)
 		rc = read_tools(c, options);
 	if (rc == 0)
-		rc = read_format(c, options);
+		read_format(c, options);
 	if (rc < 0)
 		return rc;
 	if (!set && c->effort != NULL && strcmp(c->effort, "none") == 0)

@@ -16,6 +16,13 @@ libdcpd_a_SOURCES += \
 	dcpd/text/out_call.c \
 	dcpd/text/out_glm.c \
 	dcpd/text/out_dsml.c \
+	dcpd/text/gram.h dcpd/text/gram.c \
+	dcpd/text/gram_schema.h dcpd/text/gram_schema.c \
+	dcpd/text/gram_types.c \
+	dcpd/text/gram_names.c dcpd/text/gram_link.c \
+	dcpd/text/gram_merge.c dcpd/text/gram_nfa.c \
+	dcpd/text/gram_regex.c dcpd/text/gram_number.c \
+	dcpd/text/gram_step.c dcpd/text/gram_mask.c \
 	dcpd/text/pool.c
 
 check_PROGRAMS += tests/unit/t_tokenizer
@@ -42,3 +49,8 @@ check_PROGRAMS += tests/fuzz/fuzz_text
 TESTS += tests/fuzz/fuzz_text
 tests_fuzz_fuzz_text_SOURCES = tests/fuzz/fuzz_text.c tests/unit/text_util.h
 tests_fuzz_fuzz_text_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+# Constrained decoding: random answers, held against jsonschema from PyPI.
+check_PROGRAMS += tests/grammar/gram_walk
+tests_grammar_gram_walk_SOURCES = tests/grammar/gram_walk.c tests/unit/text_util.h
+tests_grammar_gram_walk_LDADD = $(DCPD_LIBS) $(TEST_LIBS)

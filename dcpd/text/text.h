@@ -108,6 +108,38 @@ uint32_t dcpd_out_calls(const struct dcpd_out *);	/* tool calls begun */
 uint32_t dcpd_out_stop(const struct dcpd_out *);
 void dcpd_out_free(struct dcpd_out *);
 
+/* --- constrained decoding ---------------------------------------------- */
+
+/* A vocabulary as a trie, and compiled grammars by their text. Any thread. */
+struct dcpd_grams;
+int dcpd_grams_new(const struct dcpd_tokenizer *, uint32_t vocab,
+    const uint32_t *eos, uint32_t n_eos, struct dcpd_grams **);
+void dcpd_grams_free(struct dcpd_grams *);
+
+/* What one answer may be; one thread at a time. */
+struct dcpd_gram;
+/*
+ * From the request's options ("response_format", "tool_choice", "tools", or
+ * NULL). *out stays NULL where they constrain nothing. thinking: the answer
+ * begins inside reasoning, which is free, and is constrained after </think>.
+ * -EINVAL: err names the place in the schema; -ENOTSUP.
+ */
+int dcpd_gram_open(struct dcpd_grams *, const json_t *options,
+    enum dcpd_parser, bool thinking, struct dcpd_gram **out,
+    struct dcpd_err *);
+void dcpd_gram_close(struct dcpd_gram *);
+/* The token that ends reasoning, or UINT32_MAX: constrained from the start. */
+uint32_t dcpd_gram_begins_after(const struct dcpd_gram *);
+/* Token that must not come inside reasoning (a tool call), or UINT32_MAX. */
+uint32_t dcpd_gram_bans(const struct dcpd_gram *);
+/* The next token of the answer. -EPROTO: it was not allowed. */
+int dcpd_gram_push(struct dcpd_gram *, uint32_t token);
+/*
+ * Bits of the tokens that may come next, [(vocab + 31) / 32] words; at least
+ * one is set. 0; 1: all may, bits is untouched; -ENOMEM.
+ */
+int dcpd_gram_mask(struct dcpd_gram *, uint32_t *bits);
+
 /* --- worker pool: fair per uid ---------------------------------------- */
 
 struct dcpd_textpool;

@@ -462,9 +462,9 @@ START_TEST(bad_requests_are_refused_by_name)
 		{ WITH(.options = "[]"), -EINVAL, "not a JSON object" },
 		{ WITH(.options =
 		    "{\"response_format\":{\"type\":\"json_object\"}}"),
-		    -ENOTSUP, "response_format \"json_object\"" },
+		    -ENOTSUP, "response_format" },
 		{ WITH(.options = "{\"tool_choice\":\"required\"}"),
-		    -ENOTSUP, "tool_choice \"required\"" },
+		    -ENOTSUP, "tool_choice" },
 		{ { .ids = high, .n = 2, .max_tokens = 1 }, -EINVAL,
 		    "id 1 is 1000" },
 		{ { .text = "hi", .max_tokens = 1 }, -ENOTSUP,

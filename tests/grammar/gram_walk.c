@@ -1,0 +1,172 @@
+/*
+ * An adversary of constrained decoding: answers made of random tokens out of
+ * those that the mask allows, for tests/grammar/test_schemas.py.
+ *
+ * usage: gram_walk MODEL_DIR SAMPLES SEED
+ * Standard input: one response_format per line. Output, one JSON per line:
+ * {"line": N, "error": TEXT} or {"line": N, "text": ..., "done": BOOL,
+ * "tokens": N}. It ends with status 2 if a mask is empty or if a token that was
+ * allowed is then refused.
+ */
+#include "config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dcpd/text/buf.h"
+#include "dcpd/text/utf8.h"
+#include "tests/unit/text_util.h"
+
+#define WILD 120		/* tokens of any kind, then it wants to end */
+#define MOST 4000
+
+static struct dcpd_tokenizer *tok;
+static uint32_t vocab, eos, *bits;
+static uint64_t rng;
+
+static uint32_t
+random_below(uint32_t n)
+{
+	rng = rng * 6364136223846793005u + 1442695040888963407u;
+	return (uint32_t)((rng >> 33) % n);
+}
+
+static bool
+allowed(uint32_t id)
+{
+	return bits[id / 32] >> id % 32 & 1;
+}
+
+/* The token of exactly this byte, if it is allowed. */
+static bool
+byte_token(int byte, uint32_t *id)
+{
+	const char *s;
+	bool special;
+	size_t n;
+
+	for (uint32_t i = 0; i < vocab; i++)
+		if (allowed(i) && dcpd_token_bytes(tok, i, &s, &n,
+		    &special) == 0 && !special && n == 1 &&
+		    (uint8_t)*s == byte) {
+			*id = i;
+			return true;
+		}
+	return false;
+}
+
+static uint32_t
+choose(unsigned step)
+{
+	static const char closers[] = "\"}]";
+	uint32_t n = 0, id = 0, pick;
+
+	if (allowed(eos) && (step > WILD || random_below(3) == 0))
+		return eos;
+	if (step > WILD && random_below(10) < 9)
+		for (unsigned i = 0; i < 3; i++)
+			if (byte_token(closers[i], &id))
+				return id;
+	for (uint32_t i = 0; i < vocab; i++)
+		n += allowed(i);
+	if (n == 0) {
+		fprintf(stderr, "an empty mask\n");
+		exit(2);
+	}
+	pick = random_below(n);
+	for (id = 0; !allowed(id) || pick-- > 0; id++)
+		;
+	return id;
+}
+
+/* One sample; the text up to what is UTF-8 of it. */
+static void
+print(long line, const struct dcpd_buf *b, bool done, unsigned tokens)
+{
+	size_t n = dcpd_utf8_valid(b->v, b->n);
+	json_t *o;
+
+	o = json_pack("{s:I,s:s%,s:b,s:b,s:i}", "line", (json_int_t)line,
+	    "text", b->n > 0 ? b->v : "", n, "done", done, "utf8", n == b->n,
+	    "tokens", (int)tokens);
+	json_dumpf(o, stdout, JSON_COMPACT);
+	putchar('\n');
+	json_decref(o);
+}
+
+static void
+sample(struct dcpd_grams *gs, const json_t *options, long line)
+{
+	struct dcpd_buf text = { 0 };
+	struct dcpd_gram *r = NULL;
+	struct dcpd_err err = { 0 };
+	unsigned step = 0;
+	bool done = false, special;
+	const char *s;
+	uint32_t id;
+	size_t n;
+
+	if (dcpd_gram_open(gs, options, DCPD_PARSE_RAW, false, &r, &err) != 0) {
+		json_t *o = json_pack("{s:I,s:s}", "line", (json_int_t)line,
+		    "error", err.text);
+
+		json_dumpf(o, stdout, JSON_COMPACT);
+		putchar('\n');
+		json_decref(o);
+		return;
+	}
+	for (; step < MOST && !done; step++) {
+		if (dcpd_gram_mask(r, bits) != 0)
+			exit(3);
+		id = choose(step);
+		if (dcpd_gram_push(r, id) != 0) {
+			fprintf(stderr, "line %ld: token %u was allowed, then "
+			    "refused after \"%.*s\"\n", line, id,
+			    (int)text.n, text.v);
+			exit(2);
+		}
+		done = id == eos;
+		if (!done && dcpd_token_bytes(tok, id, &s, &n, &special) == 0)
+			dcpd_buf_add(&text, s, n);
+	}
+	print(line, &text, done, step);
+	dcpd_buf_free(&text);
+	dcpd_gram_close(r);
+}
+
+int
+main(int argc, char **argv)
+{
+	struct dcpd_grams *gs;
+	char *buf = NULL;
+	size_t cap = 0;
+	long samples, line;
+
+	if (argc != 4) {
+		fprintf(stderr, "usage: gram_walk MODEL_DIR SAMPLES SEED\n");
+		return 1;
+	}
+	tok = text_tokenizer(argv[1]);
+	samples = atol(argv[2]);
+	rng = strtoull(argv[3], NULL, 10);
+	vocab = dcpd_token_limit(tok);
+	eos = (uint32_t)dcpd_token_id(tok, "<|endoftext|>");
+	bits = calloc((vocab + 31) / 32, sizeof *bits);
+	if (dcpd_grams_new(tok, vocab, &eos, 1, &gs) != 0)
+		return 3;
+	for (line = 0; getline(&buf, &cap, stdin) > 0; line++) {
+		json_t *format = json_loads(buf, 0, NULL);
+		json_t *options = json_pack("{s:o}", "response_format",
+		    format);
+
+		for (long i = 0; i < samples; i++)
+			sample(gs, options, line);
+		json_decref(options);
+	}
+	dcpd_grams_free(gs);
+	dcpd_tokenizer_close(tok);
+	free(bits);
+	free(buf);
+	return 0;
+}
