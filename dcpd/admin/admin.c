@@ -138,7 +138,7 @@ slow_main(void *arg)
 	a->slow.answer = run_command(a->run, a->slow.cmd, a->slow.request);
 	a->slow.done = true;
 	if (write(a->wake_fd, &one, sizeof one) < 0)
-		return NULL;	/* full: the thread wakes anyway */
+		return NULL;	/* the admin thread looks once a second */
 	return NULL;
 }
 
@@ -367,8 +367,10 @@ admin_main(void *arg)
 		}
 		dcpd_page->admin_ns = dcpd_now_ns();
 		if ((p[1].revents & POLLIN) &&
-		    read(a->wake_fd, &n, sizeof n) == sizeof n)
-			slow_finish(a);
+		    read(a->wake_fd, &n, sizeof n) < 0)
+			dcpd_log(LOG_DEBUG, "admin: wake-up not read");
+		/* Whether or not its wake-up came through. */
+		slow_finish(a);
 		for (unsigned i = 0; i < CONNS; i++)
 			serve_conn(a, &a->conn[i], p[2 + i].revents);
 		if (p[0].revents & POLLIN)

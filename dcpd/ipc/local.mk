@@ -60,3 +60,11 @@ tests_hostile_witness_SOURCES = tests/hostile/witness.c \
 tests_hostile_witness_LDADD = libdcpclient.la $(DCPD_LIBS)
 TESTS += tests/hostile/test_kill.py
 EXTRA_DIST += tests/hostile/test_kill.py
+
+# Not sanitized itself: it stands between a program and its allocator.
+check_LTLIBRARIES += tests/hostile/libfault.la
+tests_hostile_libfault_la_SOURCES = tests/hostile/fault.c
+tests_hostile_libfault_la_CFLAGS = -Wall -Wextra -std=gnu17 -fno-builtin
+tests_hostile_libfault_la_LDFLAGS = -module -avoid-version -rpath /nowhere
+TESTS += tests/hostile/test_faults.py
+EXTRA_DIST += tests/hostile/test_faults.py
