@@ -123,6 +123,7 @@ read_text(struct dcpd_daemon *d, struct dcpd_err *err)
 
 	if ((rc = open_tokenizer(d, err)) != 0)
 		return rc;
+	d->run.tok = d->tok;
 	if (d->tok != NULL && d->have_config &&
 	    dcpd_token_limit(d->tok) > d->config.m.vocab)
 		return dcpd_fail(err, -EINVAL, "%s/tokenizer.json: has ids up "

@@ -74,8 +74,8 @@ struct dcp_host {
 	void (*failed)(void *ctx, const char *why);
 	/*
 	 * The bytes of one token, which may be part of a character; they stay
-	 * while the daemon runs. -ENOENT: no such token; -EAGAIN: not loaded
-	 * yet; -ENOTSUP: the model has no tokenizer.
+	 * while the plugin runs. -ENOENT: no such token; -ENOTSUP: the model
+	 * has no tokenizer.
 	 */
 	int (*token_bytes)(void *ctx, uint32_t id, const char **bytes,
 	    size_t *len);

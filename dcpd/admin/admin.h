@@ -43,6 +43,8 @@ struct dcpd_run {
 	struct dcpd_sched *sched;
 	struct dcpd_ipc *ipc;
 	struct dcpd_engine *engine;
+	const struct dcpd_tokenizer *tok;	/* set before any thread reads
+						   it; NULL: there is none */
 	_Atomic double stuck_after;	/* s; --stuck-after */
 	json_t *about;			/* model, layout, plan: for status */
 	json_t *config;			/* effective flags */

@@ -172,6 +172,17 @@ host_listen_fd(void *ctx, const char *name)
 	return rc == 0 ? fd : rc;
 }
 
+static int
+host_token_bytes(void *ctx, uint32_t id, const char **bytes, size_t *len)
+{
+	const struct dcpd_plugin *p = ctx;
+	bool special;
+
+	if (p->run->tok == NULL)
+		return -ENOTSUP;
+	return dcpd_token_bytes(p->run->tok, id, bytes, len, &special);
+}
+
 static void
 host_tick(void *ctx)
 {
@@ -203,5 +214,6 @@ dcpd_plugin_host(struct dcpd_plugin *p, const char *socket)
 		.counters = host_counters,
 		.flush_cache = host_flush_cache, .listen_fd = host_listen_fd,
 		.tick = host_tick, .failed = host_failed,
+		.token_bytes = host_token_bytes,
 	};
 }

@@ -59,6 +59,7 @@ struct conn {
 	bool line_empty;	/* scan: no byte since the last newline */
 	bool spare;		/* above the cap */
 	bool broken;		/* to be dropped by the next tick */
+	bool reworded;		/* evhttp's last words are replaced */
 	LIST_ENTRY(conn) link;
 };
 
@@ -99,6 +100,54 @@ listeners_on(struct server *s, bool on)
 		else
 			evconnlistener_disable(s->ev[i]);
 	}
+}
+
+/* --- what evhttp says itself ------------------------------------------- */
+
+static const char *
+own_words(int status)
+{
+	switch (status) {
+	case 400:
+		return "no request that can be read: not HTTP/1.1, a head of "
+		    "more than 16 KiB, or Content-Length beside "
+		    "Transfer-Encoding";
+	case 413:
+		return "the body is larger than 32 MiB";
+	case 417:
+		return "Expect: only 100-continue is known";
+	case 501:
+		return "no such method";
+	default:
+		return "the request cannot be served";
+	}
+}
+
+/*
+ * Put an error of the API's form in the place of evhttp's page, which is HTML
+ * and says too little. The connection ends with it, either way.
+ */
+static bool
+reword(struct evbuffer *out)
+{
+	char line[16] = "", body[320];
+	int status, n;
+
+	evbuffer_copyout(out, line, sizeof line - 1);
+	if (strncmp(line, "HTTP/1.", 7) != 0 || strlen(line) < 12)
+		return false;
+	status = atoi(line + 9);
+	if (status < 400)
+		return false;		/* 100 Continue */
+	evbuffer_drain(out, evbuffer_get_length(out));
+	n = snprintf(body, sizeof body, "{\"error\":{\"message\":\"%s\","
+	    "\"type\":\"invalid_request_error\",\"param\":null,"
+	    "\"code\":\"bad_http\"}}", own_words(status));
+	evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nContent-Type: "
+	    "application/json\r\nConnection: close\r\n"
+	    "Content-Length: %d\r\n\r\n%s", status,
+	    status == 413 ? "Content Too Large" : "Bad Request", n, body);
+	return true;
 }
 
 /* --- connections ------------------------------------------------------- */
@@ -167,8 +216,10 @@ on_output(struct evbuffer *out, const struct evbuffer_cb_info *info, void *arg)
 	if (info->n_deleted > 0 || info->orig_size == 0)
 		c->t_progress = http_now();
 	if (info->n_deleted > 0 && c->call != NULL && c->call->full &&
-	    evbuffer_get_length(out) < HTTP_OUTPUT_STOP / 2 &&
-	    c->start != NULL)
+	    evbuffer_get_length(out) < HTTP_OUTPUT_STOP / 2)
+		event_active(c->start, EV_TIMEOUT, 0);
+	if (info->n_added > 0 && !c->reworded &&
+	    (c->state == C_HEAD || c->state == C_BODY))
 		event_active(c->start, EV_TIMEOUT, 0);
 }
 
@@ -231,9 +282,25 @@ remember_fd(struct server *s, struct conn *c)
 	return 0;
 }
 
+/* The output has room again, or evhttp wrote an answer of its own. */
+static void
+on_later(struct conn *c)
+{
+	struct call *call = c->call;
+
+	if (call != NULL && call->full) {
+		call->full = false;
+		if (call->ops != NULL && call->ops->room != NULL)
+			call->ops->room(call->arg);
+	} else if (!c->reworded &&
+	    (c->state == C_HEAD || c->state == C_BODY)) {
+		c->reworded = reword(bufferevent_get_output(c->bev));
+	}
+}
+
 /*
  * First: right after the accept, before the socket's first event; evhttp has
- * put itself into the bufferevent meanwhile. Later: the output has room.
+ * put itself into the bufferevent meanwhile. Later: see there.
  */
 static void
 on_start(evutil_socket_t fd, short what, void *arg)
@@ -244,11 +311,7 @@ on_start(evutil_socket_t fd, short what, void *arg)
 	void *evcon = NULL;
 
 	if (c->evcon != NULL) {
-		if (c->call != NULL && c->call->full) {
-			c->call->full = false;
-			if (c->call->ops != NULL && c->call->ops->room != NULL)
-				c->call->ops->room(c->call->arg);
-		}
+		on_later(c);
 		return;
 	}
 	bufferevent_getcb(c->bev, &r, &w, &e, &evcon);
@@ -688,6 +751,8 @@ server_new(struct http *http, struct server **out, char **why)
 	evhttp_set_allowed_methods(s->evhttp, EVHTTP_REQ_GET | EVHTTP_REQ_HEAD |
 	    EVHTTP_REQ_POST | EVHTTP_REQ_OPTIONS | EVHTTP_REQ_PUT |
 	    EVHTTP_REQ_DELETE | EVHTTP_REQ_PATCH);
+	/* A client that sends on would not read why it may not. */
+	evhttp_set_flags(s->evhttp, EVHTTP_SERVER_LINGERING_CLOSE);
 	evhttp_set_default_content_type(s->evhttp, NULL);
 	evhttp_set_bevcb(s->evhttp, on_accept, s);
 	evhttp_set_gencb(s->evhttp, on_request, s);
