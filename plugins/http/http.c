@@ -19,6 +19,7 @@
 #include "plugins/http/call.h"
 #include "plugins/http/settings.h"
 #include "plugins/http/engine.h"
+#include "plugins/http/page.h"
 #include "plugins/http/why.h"
 
 #define TICK_MS 500
@@ -146,6 +147,8 @@ tear_down(struct plugin *p)
 	p->http.server = NULL;
 	engine_free(p->http.engine);
 	p->http.engine = NULL;
+	live_free(p->http.live);
+	p->http.live = NULL;
 	if (p->wake_ev != NULL)
 		event_free(p->wake_ev);
 	if (p->tick_ev != NULL)
@@ -178,7 +181,9 @@ set_up(struct plugin *p, char **why)
 	    event_add(p->wake_ev, NULL) != 0 ||
 	    event_add(p->tick_ev, &tick) != 0)
 		return -ENOMEM;
-	rc = engine_new(&p->http, &p->http.engine);
+	rc = live_new(&p->http, &p->http.live);
+	if (rc == 0)
+		rc = engine_new(&p->http, &p->http.engine);
 	return rc != 0 ? rc : server_new(&p->http, &p->http.server, why);
 }
 
@@ -273,14 +278,15 @@ stats(void *self)
 {
 	struct plugin *p = self;
 	struct server_status s;
-	json_t *o, *listen;
+	json_t *o, *listen, *live;
 	char *text;
 
 	pthread_mutex_lock(&p->lock);
 	s = p->seen;
 	pthread_mutex_unlock(&p->lock);
 	listen = p->running ? server_names(p->http.server) : json_array();
-	o = json_pack("{s:o, s:I, s:I}", "listen", listen,
+	live = p->running ? live_stats(p->http.live) : NULL;
+	o = json_pack("{s:o, s:o*, s:I, s:I}", "listen", listen, "live", live,
 	    "connections", (json_int_t)s.connections,
 	    "requests", (json_int_t)s.requests);
 	text = json_dumps(o, JSON_COMPACT);

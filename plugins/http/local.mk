@@ -17,3 +17,21 @@ plugins_http_la_CPPFLAGS = $(AM_CPPFLAGS) $(LIBEVENT_CFLAGS)
 plugins_http_la_LDFLAGS = $(PLUGIN_LDFLAGS)
 plugins_http_la_LIBADD = libdcpclient.la $(LIBEVENT_LIBS) $(JANSSON_LIBS) \
 	-lpthread
+
+# The page, its live stream, the metrics. The page is within the object, and
+# its policy names the hashes of its style and script.
+plugins_http_la_SOURCES += plugins/http/live.c plugins/http/metrics.c \
+	plugins/http/page.c plugins/http/page.h
+nodist_plugins_http_la_SOURCES = plugins/http/page_hash.h
+plugins_http_la_CPPFLAGS += \
+	-DPAGE_HTML='"$(srcdir)/plugins/http/page/index.html"'
+BUILT_SOURCES += plugins/http/page_hash.h
+CLEANFILES += plugins/http/page_hash.h
+plugins/http/page_hash.h: plugins/http/page/index.html plugins/http/page-hash
+	@$(MKDIR_P) plugins/http
+	$(AM_V_GEN)$(SHELL) $(srcdir)/plugins/http/page-hash \
+		$(srcdir)/plugins/http/page/index.html >$@.new && mv $@.new $@
+TESTS += tests/integration/test_metrics.py tests/integration/test_page.py
+EXTRA_DIST += plugins/http/page/index.html plugins/http/page-hash \
+	tests/integration/test_metrics.py tests/integration/test_page.py \
+	tests/lib/browser.py tests/lib/http_peer.py

@@ -10,11 +10,15 @@
 #include "plugins/http/api.h"
 #include "plugins/http/call.h"
 #include "plugins/http/messages.h"
+#include "plugins/http/page.h"
 
 #define REQUEST_ID_MAX 256u
 
 /* More specific paths go before the prefix that covers them. */
 const struct route routes[] = {
+	{ "GET", "/", ROUTE_PUBLIC, page_index, NULL },
+	{ "GET", "/live", 0, live_stream, NULL },
+	{ "GET", "/metrics", 0, metrics, NULL },
 	{ "GET", "/health", ROUTE_PUBLIC, health, NULL },
 	{ "POST", "/v1/chat/completions", 0, chat_completions, NULL },
 	{ "POST", "/v1/completions", 0, completions, NULL },
