@@ -244,6 +244,53 @@ def once_ready(place):
         assert [(c["rank"], c["value"]) for c in ranks] == [(0, 3), (1, 3)]
 
 
+def reloads(place):
+    """A changed configuration goes to every plugin or to none; a check
+    changes nothing; which plugins there are needs a restart."""
+    one = {"probe": {"report": place.report, "n": 1},
+           "probe2": {"report": place.report, "n": 1}}
+
+    def told():
+        return [s for s in place.said() if s.startswith('{"n"') or
+                '"n":' in s and s.startswith('{"report"')]
+
+    with place.daemon(plugins=one) as d:
+        def conf():
+            return {n: p["config"] for n, p in plugins(d).items()}
+
+        assert conf() == one
+        two = {n: {**o, "n": 2} for n, o in one.items()}
+        place.config(two)
+        assert d.ctl("reload", "--check").returncode == 0
+        assert conf() == one and not told()
+        d.p.send_signal(signal.SIGHUP)
+        until(lambda: conf() == two)
+        assert [json.loads(s)["n"] for s in told()] == [2, 2]
+        # The second refuses: the first goes back.
+        place.config({"probe": {**one["probe"], "n": 3},
+                      "probe2": {**one["probe2"], "n": 3, "fail": "reload"}})
+        r = d.ctl("reload")
+        assert r.returncode == 1, r
+        assert "plugin probe2: asked to fail here" in r.stderr, r
+        assert conf() == two
+        assert [json.loads(s)["n"] for s in told()[2:]] == [3, 3, 2]
+        # A key that create refuses is found by the check.
+        place.config({"probe": {**one["probe"], "fail": "create"},
+                      "probe2": one["probe2"]})
+        r = d.ctl("reload", "--check")
+        assert r.returncode == 1 and "plugin probe:" in r.stderr, r
+        place.config({"probe": one["probe"]})
+        r = d.ctl("reload")
+        assert r.returncode == 1, r
+        assert "probe2 is no longer asked for: restart" in r.stderr, r
+        place.config({**one, "probe3": {}})
+        r = d.ctl("reload")
+        assert r.returncode == 1, r
+        assert "probe3 is not loaded: restart" in r.stderr, r
+        assert conf() == two
+        assert all(p["state"] == "running" for p in plugins(d).values())
+
+
 def gives_up(place):
     """host->failed ends the daemon with the plugin's line, exit code 1."""
     with place.daemon(plugins={"probe": {"die_after": 100}}) as d:
@@ -303,13 +350,17 @@ def from_systemd(place):
         assert p.wait(40) == 0
 
 
+CASES = (refused_files, refused_folders, refused_objects, refused_starts, life,
+         once_ready, reloads, gives_up, silent, example, from_systemd)
+
+
 def main():
-    for case in (refused_files, refused_folders, refused_objects,
-                 refused_starts, life, once_ready, gives_up, silent,
-                 example, from_systemd):
+    for case in CASES:
+        if len(sys.argv) > 1 and case.__name__ not in sys.argv[1:]:
+            continue
         with tempfile.TemporaryDirectory(prefix="dcpd-test.") as tmp:
             place = Place(tmp)
-            if case is life:
+            if case in (life, reloads):
                 build(place.dir + "/probe2.so", '-DPROBE_NAME="probe2"')
             case(place)
         print("ok:", case.__name__, flush=True)
