@@ -35,10 +35,10 @@ TESTS += tests/integration/startup.sh tests/integration/plan.sh \
 	tests/integration/answer.sh tests/integration/man_pages.sh \
 	tests/integration/documented.sh tests/integration/docs.sh \
 	tests/integration/test_systemd.py tests/integration/test_service.py \
-	tests/integration/soak.sh
+	tests/integration/test_soak.py
 EXTRA_DIST += tests/integration/lib.sh tests/integration/plan.sh \
 	tests/integration/startup.sh \
 	tests/integration/daemon.sh tests/integration/answer.sh \
 	tests/integration/man_pages.sh tests/integration/documented.sh \
 	tests/integration/docs.sh tests/integration/test_systemd.py \
-	tests/integration/test_service.py tests/integration/soak.sh
+	tests/integration/test_service.py tests/integration/test_soak.py

@@ -540,6 +540,8 @@ emit_info(struct dcpd_client *c, uint64_t id, const char *json)
 		    (rc ? DCPR_CQE_STREAM : 0));
 		rc = enqueue(c, NULL, &e, &p, rc ? (uint32_t)p.bytes : 0);
 	} while (rc == 0 && !p.last);
+	if (rc != 0)
+		fault(c, "no memory for its answers");	/* it would wait */
 	emit_pump(c);
 }
 
