@@ -2,9 +2,13 @@
 plugindir = $(pkglibdir)/plugins
 PLUGIN_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version
 
-# An example: installed as documentation, built and run by a test.
+# Examples: installed as documentation, built and run by tests.
 exampledir = $(docdir)/examples
-dist_example_DATA = plugins/example/canary.c
+dist_example_DATA = plugins/example/canary.c plugins/example/run_plugin.c
+check_PROGRAMS += plugins/run_plugin
+plugins_run_plugin_SOURCES = plugins/example/run_plugin.c
+plugins_run_plugin_CPPFLAGS = $(AM_CPPFLAGS) -I$(srcdir)/libdcpclient
+plugins_run_plugin_LDADD = libdcpclient.la -lpthread -ldl
 check_LTLIBRARIES += plugins/canary.la
 plugins_canary_la_SOURCES = plugins/example/canary.c
 plugins_canary_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(srcdir)/libdcpclient

@@ -600,9 +600,53 @@ def refused_configuration():
                 assert c.ask(tokens=[1], max_tokens=1)["event"] == "done"
 
 
+def outside():
+    """The same plugin in a process of its own, and a daemon without it: the
+    same answers; it outlives the daemon and goes on with the next."""
+    d = Daemon(*NULL, "--null-step-us", 3000)
+    d.unix = d.dir + "/u"
+    host = None
+    try:
+        host = subprocess.Popen(
+            [BUILD + "/plugins/run_plugin", d.socket,
+             BUILD + "/plugins/.libs/unix.so",
+             json.dumps({"listen": [d.unix]})],
+            stderr=subprocess.PIPE, text=True)
+        until(lambda: os.path.exists(d.unix))
+        with Conn(d.unix) as c:
+            # There is no daemon yet: it waits.
+            c.send({"tokens": [1, 2], "max_tokens": 50, "seed": 1})
+            with d:
+                got = c.line()
+                with d.client() as ring:
+                    want = ring.generate(tokens=[1, 2], max_tokens=50, seed=1)
+                assert got["tokens"] == want.tokens, got
+                c.send({"id": 9, "tokens": [1], "max_tokens": 100000})
+                until(lambda: d.ctl_json("status")["live"] == 1)
+                d.p.kill()
+                o = c.line()
+                assert o["error"]["code"] == "ESHUTDOWN", o
+                assert c.line() is None
+                d.p.wait()
+                d.__enter__()
+                until(lambda: Conn(d.unix).ask(
+                    tokens=[1, 2], max_tokens=50)["event"] == "done")
+                host.send_signal(signal.SIGTERM)
+                assert host.wait(60) == 0
+                assert not os.path.exists(d.unix)
+        r = subprocess.run([BUILD + "/plugins/run_plugin", d.socket,
+                            BUILD + "/plugins/.libs/unix.so", "{}"],
+                           capture_output=True, text=True, timeout=60)
+        assert r.returncode == 1 and "listen: missing" in r.stderr, r
+    finally:
+        if host is not None and host.poll() is None:
+            host.kill()
+            host.wait()
+
+
 CASES = (same_as_ring, examples, many_at_once, mistakes, limits,
          death_cancels, while_loading, hostile, slow_reader, who_may,
-         refused_configuration)
+         outside, refused_configuration)
 
 
 def main():
