@@ -200,7 +200,12 @@ op_submit(struct conn *c, json_t *line, json_t *id)
 		free(why);
 		return;
 	}
-	submit(c, id, &s);
+	/* The ring would take it for the daemon's user's. */
+	if (s.r.priority > 0 && c->uid != 0 && c->uid != geteuid())
+		send_error(c, id, -EPERM, "priority: only root and the "
+		    "daemon's own user may go above 0");
+	else
+		submit(c, id, &s);
 	submit_free(&s);
 }
 

@@ -517,13 +517,14 @@ def who_may():
         return
     other = next(g for g in grp.getgrall() if g.gr_gid not in (0, 65534))
 
-    def ask_as(path, uid, gid, groups=()):
+    def ask_as(path, uid, gid, groups=(), more=""):
         code = ("import os, socket, sys\n"
                 f"os.setgroups({list(groups)}); os.setgid({gid})\n"
                 f"os.setuid({uid})\n"
                 "s = socket.socket(socket.AF_UNIX); s.settimeout(60)\n"
                 "s.connect(sys.argv[1])\n"
-                "try: s.sendall(b'{\"tokens\": [1], \"max_tokens\": 1}\\n')\n"
+                "try: s.sendall(b'{\"tokens\": [1], \"max_tokens\": 1"
+                f"{more}}}\\n')\n"
                 "except BrokenPipeError: pass\n"
                 "print(s.makefile().readline())")
         r = subprocess.run([sys.executable, "-c", code, path], timeout=60,
@@ -538,6 +539,12 @@ def who_may():
         assert '"done"' in ask_as(d.unix, 65534, other.gr_gid)
         assert '"done"' in ask_as(d.unix, 65534, 65534, [other.gr_gid])
         assert '"done"' in ask_as(d.unix, 0, 0)
+        # What a client of the ring may not, one of this may not either.
+        top = ', \"priority\": 1'
+        assert "EPERM" in ask_as(d.unix, 65534, other.gr_gid, more=top)
+        assert '"done"' in ask_as(d.unix, 0, 0, more=top)
+        assert '"done"' in ask_as(d.unix, 65534, other.gr_gid,
+                                  more=', \"priority\": -1')
     with Unix(*NULL) as d:
         os.chmod(d.dir, 0o755)
         assert os.stat(d.unix).st_mode & 0o777 == 0o660
