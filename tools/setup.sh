@@ -6,6 +6,9 @@ die() { say "error: $*"; exit 1; }
 
 BUILD_PACKAGES="gcc make autoconf automake libtool pkg-config libc6-dev \
 libjansson-dev libpcre2-dev libsystemd-dev libevent-dev check"
+PACKAGE_PACKAGES="debhelper lintian g++ python3 python3-numpy xz-utils \
+groff-base"
+ANALYSIS_PACKAGES="cppcheck clang-tidy"
 
 is_installed() {
 	dpkg-query -W -f '${db:Status-Status}\n' "$1" 2>/dev/null |
