@@ -180,20 +180,23 @@ positive(struct gram_nfa *a, uint32_t from, uint32_t to, bool integer,
 static bool
 decimal_of(double v, bool open, struct decimal *d)
 {
-	char buf[64], *point, *end;
+	char buf[64], *point;
+	int places = 0;
 
 	v = fabs(v);
 	if (!(v < 1e15))
 		return false;
-	snprintf(buf, sizeof buf, "%.15f", v);
+	do
+		snprintf(buf, sizeof buf, "%.*f", places++, v);
+	while (strtod(buf, NULL) != v && places <= (int)REAL_DIGITS);
 	if (strtod(buf, NULL) != v)
 		return false;
 	point = strchr(buf, '.');
-	*point = '\0';
-	for (end = point + strlen(point + 1); end > point && *end == '0'; end--)
-		*end = '\0';
+	if (point != NULL)
+		*point = '\0';
 	snprintf(d->whole, sizeof d->whole, "%.20s", buf);
-	snprintf(d->frac, sizeof d->frac, "%.20s", point + 1);
+	snprintf(d->frac, sizeof d->frac, "%.20s", point != NULL ? point + 1 :
+	    "");
 	d->open = open;
 	return strlen(d->whole) + strlen(d->frac) <= REAL_DIGITS;
 }

@@ -4,8 +4,8 @@
  *
  * usage: gram_walk MODEL_DIR SAMPLES SEED
  * Standard input: one response_format per line. Output, one JSON per line:
- * {"line": N, "error": TEXT} or {"line": N, "text": ..., "done": BOOL,
- * "tokens": N}. It ends with status 2 if a mask is empty or if a token that was
+ * {"line": N, "error": TEXT} or {"line": N, "text": ..., "done": BOOL, "utf8":
+ * whether it is, "jansson": whether that reads it, "tokens": N}. It ends with status 2 if a mask is empty or if a token that was
  * allowed is then refused.
  */
 #include "config.h"
@@ -22,7 +22,7 @@
 #define MOST 4000
 
 static struct dcpd_tokenizer *tok;
-static uint32_t vocab, eos, *bits;
+static uint32_t vocab, eos, *bits, of_byte[256];
 static uint64_t rng;
 
 static uint32_t
@@ -40,20 +40,24 @@ allowed(uint32_t id)
 
 /* The token of exactly this byte, if it is allowed. */
 static bool
-byte_token(int byte, uint32_t *id)
+byte_token(unsigned char byte, uint32_t *id)
+{
+	*id = of_byte[byte];
+	return *id != UINT32_MAX && allowed(*id);
+}
+
+static void
+find_bytes(void)
 {
 	const char *s;
 	bool special;
 	size_t n;
 
+	memset(of_byte, 0xff, sizeof of_byte);
 	for (uint32_t i = 0; i < vocab; i++)
-		if (allowed(i) && dcpd_token_bytes(tok, i, &s, &n,
-		    &special) == 0 && !special && n == 1 &&
-		    (uint8_t)*s == byte) {
-			*id = i;
-			return true;
-		}
-	return false;
+		if (dcpd_token_bytes(tok, i, &s, &n, &special) == 0 &&
+		    !special && n == 1)
+			of_byte[(unsigned char)*s] = i;
 }
 
 static uint32_t
@@ -66,7 +70,7 @@ choose(unsigned step)
 		return eos;
 	if (step > WILD && random_below(10) < 9)
 		for (unsigned i = 0; i < 3; i++)
-			if (byte_token(closers[i], &id))
+			if (byte_token((unsigned char)closers[i], &id))
 				return id;
 	for (uint32_t i = 0; i < vocab; i++)
 		n += allowed(i);
@@ -85,11 +89,13 @@ static void
 print(long line, const struct dcpd_buf *b, bool done, unsigned tokens)
 {
 	size_t n = dcpd_utf8_valid(b->v, b->n);
-	json_t *o;
+	json_t *o, *v;
 
-	o = json_pack("{s:I,s:s%,s:b,s:b,s:i}", "line", (json_int_t)line,
+	v = json_loadb(b->n > 0 ? b->v : "", n, JSON_DECODE_ANY, NULL);
+	o = json_pack("{s:I,s:s%,s:b,s:b,s:b,s:i}", "line", (json_int_t)line,
 	    "text", b->n > 0 ? b->v : "", n, "done", done, "utf8", n == b->n,
-	    "tokens", (int)tokens);
+	    "jansson", v != NULL, "tokens", (int)tokens);
+	json_decref(v);
 	json_dumpf(o, stdout, JSON_COMPACT);
 	putchar('\n');
 	json_decref(o);
@@ -115,6 +121,10 @@ sample(struct dcpd_grams *gs, const json_t *options, long line)
 		putchar('\n');
 		json_decref(o);
 		return;
+	}
+	if (r == NULL) {
+		fprintf(stderr, "line %ld: nothing is constrained\n", line);
+		exit(2);
 	}
 	for (; step < MOST && !done; step++) {
 		if (dcpd_gram_mask(r, bits) != 0)
@@ -153,10 +163,11 @@ main(int argc, char **argv)
 	vocab = dcpd_token_limit(tok);
 	eos = (uint32_t)dcpd_token_id(tok, "<|endoftext|>");
 	bits = calloc((vocab + 31) / 32, sizeof *bits);
+	find_bytes();
 	if (dcpd_grams_new(tok, vocab, &eos, 1, &gs) != 0)
 		return 3;
 	for (line = 0; getline(&buf, &cap, stdin) > 0; line++) {
-		json_t *format = json_loads(buf, 0, NULL);
+		json_t *format = json_loads(buf, JSON_DECODE_ANY, NULL);
 		json_t *options = json_pack("{s:o}", "response_format",
 		    format);
 
