@@ -1,7 +1,7 @@
 /*
  * victim SOCKET STATE: a client that gets into a state, prints "ready" and
  * stays in it until it is killed. SIGTERM: it closes its connection, prints
- * "closed" and stays alive.
+ * "closed" and stays alive. SIGUSR1: it becomes another program.
  */
 #include "config.h"
 
@@ -22,7 +22,7 @@ static volatile sig_atomic_t leave;
 static struct dcp *d;
 
 static void
-on_term(int sig)
+on_signal(int sig)
 {
 	leave = sig;
 }
@@ -162,13 +162,16 @@ main(int argc, char **argv)
 	if (argc != 3)
 		return 2;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	signal(SIGTERM, on_term);
+	signal(SIGTERM, on_signal);
+	signal(SIGUSR1, on_signal);
 	srand((unsigned)getpid());
 	for (i = 0; i < n && strcmp(states[i].name, argv[2]) != 0; i++)
 		;
 	DCPD_ASSERT(i < n);
 	DCPD_ASSERT(dcp_connect(argv[1], TIMEOUT, &d) == 0);
 	states[i].enter();
+	if (leave == SIGUSR1)
+		execlp("sleep", "sleep", "60", (char *)NULL);
 	dcp_close(d);
 	DCPD_ASSERT(write(STDOUT_FILENO, "closed\n", 7) == 7);
 	for (;;)
