@@ -52,6 +52,9 @@ struct http_config {
 	char *cors_origin;		/* NULL: off; "*" or one origin */
 	char *served_model_name;	/* NULL: the daemon's model name */
 	uint32_t max_connections;
+	double head_timeout;		/* s, a whole head from its first byte */
+	double idle_timeout;		/* s, between requests or body bytes */
+	double stuck_timeout;		/* s, with nothing taken of an answer */
 	bool metrics_compat;		/* names of other engines' dashboards */
 };
 
@@ -87,7 +90,7 @@ typedef json_t *error_form(int status, const char *type, const char *param,
 error_form openai_error;	/* {"error": {message, type, param, code}} */
 
 struct call_ops {
-	/* The client is gone, or took nothing for 30 s: stop the work. */
+	/* The client is gone, or takes nothing: stop the work. */
 	void (*gone)(void *arg);
 	/* Less than HTTP_OUTPUT_STOP waits again. May be NULL. */
 	void (*room)(void *arg);

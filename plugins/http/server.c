@@ -11,7 +11,7 @@
  * - evhttp's timeout begins anew with each byte. Ours are absolute: the bytes
  *   of a head are followed on their way through the input buffer.
  * - What a client does not take piles up. Whoever writes asks server_unread()
- *   and waits for ops->room; a client that takes nothing for 30 s is dropped.
+ *   and waits for ops->room; a client that takes nothing is dropped.
  */
 #include "config.h"
 
@@ -33,9 +33,6 @@
 #include "plugins/http/call.h"
 #include "plugins/http/listen.h"
 
-#define HEAD_S 10.0		/* for a whole head, from its first byte */
-#define IDLE_S 60.0		/* between requests, or bytes of a body */
-#define STUCK_S 30.0		/* with nothing taken of what waits */
 #define BEAT_S 5.0		/* of silence in a stream */
 #define BUSY_INPUT (64u << 10)	/* bytes read ahead while answering */
 #define SPARE_CONNS 32u		/* above the cap, to say 503 */
@@ -128,7 +125,7 @@ own_words(int status)
  * and says too little. The connection ends with it, either way.
  */
 static bool
-reword(struct evbuffer *out)
+reword_now(struct evbuffer *out)
 {
 	char line[16] = "", body[320];
 	int status, n;
@@ -148,6 +145,18 @@ reword(struct evbuffer *out)
 	    "Content-Length: %d\r\n\r\n%s", status,
 	    status == 413 ? "Content Too Large" : "Bad Request", n, body);
 	return true;
+}
+
+/* A bufferevent lets nobody else take from the front of its output. */
+static bool
+reword(struct evbuffer *out)
+{
+	bool done;
+
+	evbuffer_unfreeze(out, 1);
+	done = reword_now(out);
+	evbuffer_freeze(out, 1);
+	return done;
 }
 
 /* --- connections ------------------------------------------------------- */
@@ -588,10 +597,16 @@ server_reply(struct call *call, int status, const char *body, size_t len)
 void
 server_stream_begin(struct call *call, int status)
 {
-	/* HTTP/1.0 knows no chunks: the end is that of the connection. */
+	/*
+	 * HTTP/1.0 knows no chunks: the end is that of the connection. To who
+	 * wants to keep it evhttp would promise a length, of 0.
+	 */
 	if (call->req->major < 1 ||
-	    (call->req->major == 1 && call->req->minor < 1))
+	    (call->req->major == 1 && call->req->minor < 1)) {
+		evhttp_remove_header(
+		    evhttp_request_get_input_headers(call->req), "Connection");
 		server_set_header(call, "Connection", "close");
+	}
 	if (call->conn != NULL)
 		evhttp_send_reply_start(call->req, status, NULL);
 }
@@ -645,6 +660,7 @@ static bool
 overdue(const struct conn *c, double now)
 {
 	size_t waits = evbuffer_get_length(bufferevent_get_output(c->bev));
+	const struct http_config *cfg = &c->server->http->cfg;
 
 	if (c->evcon == NULL)
 		return false;
@@ -652,14 +668,15 @@ overdue(const struct conn *c, double now)
 		return true;
 	switch (c->state) {
 	case C_HEAD:
-		return now - c->since > HEAD_S;
+		return now - c->since > cfg->head_timeout;
 	case C_IDLE:
 	case C_BODY:
 		/* An error page of evhttp's own may wait, too. */
-		return now - c->since > IDLE_S;
+		return now - c->since > cfg->idle_timeout;
 	case C_BUSY:
 	case C_WRITING:
-		return waits > 0 && now - c->t_progress > STUCK_S;
+		return waits > 0 && now - c->t_progress >
+		    cfg->stuck_timeout;
 	}
 	return false;
 }

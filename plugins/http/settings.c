@@ -181,6 +181,36 @@ set_max_connections(struct http_config *c, const json_t *v, char **why)
 }
 
 static int
+set_seconds(double *to, const char *key, const json_t *v, char **why)
+{
+	double s = json_number_value(v);
+
+	if (!json_is_number(v) || !(s >= 0.1 && s <= 86400))
+		return http_why(why, -EINVAL, "%s: want 0.1 to 86400 seconds",
+		    key);
+	*to = s;
+	return 0;
+}
+
+static int
+set_head_timeout(struct http_config *c, const json_t *v, char **why)
+{
+	return set_seconds(&c->head_timeout, "head_timeout", v, why);
+}
+
+static int
+set_idle_timeout(struct http_config *c, const json_t *v, char **why)
+{
+	return set_seconds(&c->idle_timeout, "idle_timeout", v, why);
+}
+
+static int
+set_stuck_timeout(struct http_config *c, const json_t *v, char **why)
+{
+	return set_seconds(&c->stuck_timeout, "stuck_timeout", v, why);
+}
+
+static int
 set_metrics_compat(struct http_config *c, const json_t *v, char **why)
 {
 	if (!json_is_boolean(v))
@@ -199,6 +229,9 @@ static const struct {
 	{ "cors_origin", set_cors_origin },
 	{ "served_model_name", set_served_model_name },
 	{ "max_connections", set_max_connections },
+	{ "head_timeout", set_head_timeout },
+	{ "idle_timeout", set_idle_timeout },
+	{ "stuck_timeout", set_stuck_timeout },
 	{ "metrics_compat", set_metrics_compat },
 };
 #define N_KEYS (sizeof keys / sizeof keys[0])
@@ -221,7 +254,8 @@ set_key(struct http_config *c, const char *key, const json_t *v, char **why)
 int
 http_config_read(const char *text, struct http_config *out, char **why)
 {
-	struct http_config c = { .max_connections = MAX_CONNECTIONS };
+	struct http_config c = { .max_connections = MAX_CONNECTIONS,
+	    .head_timeout = 10, .idle_timeout = 60, .stuck_timeout = 30 };
 	json_error_t e;
 	json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, &e), *v;
 	const char *key;

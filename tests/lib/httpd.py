@@ -27,7 +27,8 @@ class HttpDaemon(Daemon):
             "DCPD_PLUGIN_DIR", os.path.join(BUILD, "plugins", ".libs")))
         if not {"--model", "--model-path", "--engine"} & set(args):
             args = ("--model", TINY, "--kv-bytes-per-rank", "64MiB", *args)
-        if "--http" not in args and "--port" not in args:
+        if kw.pop("http", True) and "--http" not in args and \
+                "--port" not in args:
             args += ("--http", "127.0.0.1:0")
         super().__init__(*args, env=env, **kw)
 

@@ -1,0 +1,490 @@
+#!/usr/bin/python3
+"""What the HTTP server does to clients that are slow, gone, greedy or wrong:
+a test for each row of doc/serving.md's table of traps, and for its limits.
+By raw sockets against the daemon.
+"""
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+
+SRC = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(SRC, "tests", "lib"))
+import suite  # noqa: E402
+from httpconf import NULL, Configured, key_file  # noqa: E402
+from httpd import events  # noqa: E402
+from rawhttp import Closed, Raw, request  # noqa: E402
+
+FOREVER = {"prompt": "a", "max_tokens": 100000, "ignore_eos": True}
+SHORT = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+
+
+def live(d):
+    s = d.ctl_json("status")
+    return s["running"] + s["waiting"]
+
+
+def rss(d):
+    """KiB of the daemon's resident memory."""
+    with open(f"/proc/{d.p.pid}/status") as f:
+        return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1))
+
+
+def closes(s):
+    try:
+        while True:
+            s.more()
+    except Closed:
+        return True
+
+
+# --- the five traps ---------------------------------------------------------
+
+def client_leaves_before_the_first_byte_of_a_stream(d):
+    for leave in (Raw.close, Raw.reset):
+        s = Raw(d.port)
+        s.send(request("POST", "/v1/completions", dict(FOREVER, stream=True)))
+        s.head()
+        suite.until(lambda: live(d) == 1, "it does not run")
+        leave(s)
+        suite.until(lambda: live(d) == 0, "a dead client's stream runs on")
+
+
+def client_leaves_before_an_answer_that_is_no_stream(d):
+    for leave in (Raw.close, Raw.reset):
+        s = Raw(d.port)
+        s.send(request("POST", "/v1/completions", FOREVER))
+        suite.until(lambda: live(d) == 1, "it does not run")
+        leave(s)
+        suite.until(lambda: live(d) == 0, "a dead client's request runs on")
+
+
+def pipelined_requests_are_answered_in_turn(d):
+    """The second trap ended the process."""
+    with Raw(d.port) as s:
+        for body in (dict(SHORT, stream=True), SHORT):
+            s.send(request("POST", "/v1/completions", body) +
+                   request("GET", "/health") * 3 +
+                   request("POST", "/v1/completions", SHORT))
+            status, headers, raw = s.answer()
+            assert status == 200
+            if "stream" in body:
+                assert events(raw)[-1] == (None, "[DONE]")
+            for _ in range(3):
+                assert s.answer()[2] == b'{"status":"ready"}'
+            assert json.loads(s.answer()[2])["object"] == "text_completion"
+
+
+def a_head_in_drops_is_cut_off(d):
+    began = time.monotonic()
+    with Raw(d.port) as s, Raw(d.port) as other:
+        try:
+            s.send(b"GET /health HTTP/1.1\r\nX: ")
+            while time.monotonic() - began < 60:
+                s.send(b"a")
+                time.sleep(0.1)
+                other.send(request("GET", "/health"))
+                assert other.answer()[0] == 200
+        except OSError:
+            pass
+        took = time.monotonic() - began
+        assert took < 60, "a head may take for ever"
+        assert took > 0.9, f"cut off after {took:.2f} s, before its time"
+
+
+def a_connection_at_rest_is_closed(d):
+    with Raw(d.port) as s:
+        s.send(request("GET", "/health"))
+        s.answer()
+        assert closes(s)
+    with Raw(d.port) as s:          # not a byte
+        assert closes(s)
+    with Raw(d.port) as s:          # in mid-body
+        s.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+        assert closes(s)
+
+
+def a_reader_that_takes_nothing_is_cut_off(d):
+    """And bounded meanwhile: the trap was 58 MB in 6 s."""
+    before = rss(d)
+    s = Raw(d.port, rcvbuf=4096)
+    s.send(request("POST", "/v1/completions", dict(
+        FOREVER, stream=True, logprobs=5)))
+    s.head()
+    suite.until(lambda: live(d) == 1, "it does not run")
+    top = 0
+    end = time.monotonic() + 60
+    while live(d):
+        top = max(top, rss(d) - before)
+        assert time.monotonic() < end, "it is kept for ever"
+        with Raw(d.port) as other:
+            other.send(request("POST", "/v1/completions", SHORT))
+            assert other.answer()[0] == 200
+        time.sleep(0.05)
+    suite.until(lambda: d.ctl_json("plugins")[0]["stats"]["connections"] <= 1,
+                "its connection stays")
+    print(f"  {top} KiB more at most")
+    assert top < 64 * 1024, top
+    s.close()
+
+
+def a_slow_reader_gets_all_of_it(d):
+    body = dict(FOREVER, max_tokens=20000, stream=True,
+                stream_options={"include_usage": True})
+    want = d.post("/v1/completions", dict(body, stream=False))
+    want = want["choices"][0]["text"]
+    with Raw(d.port, rcvbuf=4096) as s:
+        s.send(request("POST", "/v1/completions", body))
+        s.head()
+        time.sleep(0.5)             # it piles up, and is joined
+        raw = b"".join(iter(s.chunk, b""))
+    said = [json.loads(t) for _, t in events(raw)[:-1]]
+    text = "".join(c["choices"][0]["text"] for c in said if c["choices"])
+    assert text == want, "a slow reader's text differs"
+    assert said[-1]["usage"]["completion_tokens"] == 20000, said[-1]
+    assert len(said) < 20000, "nothing was joined"
+
+
+def a_flood_while_streaming_is_not_read(d):
+    before = rss(d)
+    s = Raw(d.port)
+    s.send(request("POST", "/v1/completions", dict(FOREVER, stream=True)))
+    s.head()
+    sent = 0
+
+    def flood():
+        nonlocal sent
+        try:
+            while True:
+                s.s.send(b"x" * 65536)
+                sent += 65536
+        except OSError:
+            pass
+
+    t = threading.Thread(target=flood, daemon=True)
+    t.start()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        s.chunk()
+    grown = rss(d) - before
+    s.s.shutdown(2)
+    t.join(30)
+    s.close()
+    assert sent < 32 << 20, f"{sent} bytes were taken in"
+    assert grown < 32 * 1024, f"{grown} KiB more"
+    suite.until(lambda: live(d) == 0, "it runs on")
+
+
+# --- limits -----------------------------------------------------------------
+
+def a_large_head_is_refused(d):
+    with Raw(d.port) as s:
+        s.send(request("GET", "/health", headers=[("X", "a" * 15000)]))
+        assert s.answer()[0] == 200
+        s.send(request("GET", "/health", headers=[("X", "a" * 17000)]))
+        status, headers, body = s.answer()
+        assert status == 400 and "16 KiB" in error(body)["message"]
+        assert closes(s)
+
+
+def error(body):
+    o = json.loads(body)["error"]
+    assert set(o) == {"message", "type", "param", "code"}, o
+    return o
+
+
+def a_large_body_is_refused(d):
+    """Read to its end all the same, or the answer could not be."""
+    with Raw(d.port) as s:
+        s.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" %
+               (33 << 20))
+        for _ in range(33):
+            s.send(b"x" * (1 << 20))
+        status, _, body = s.answer()
+        assert status == 413 and "32 MiB" in error(body)["message"]
+        assert closes(s)
+    with Raw(d.port) as s:          # who asks first is spared the sending
+        s.send(b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\n"
+               b"Content-Length: 9\r\n\r\n")
+        assert s.head()[0] == 100
+        s.send(b"[1, 2, 3]")
+        assert s.answer()[0] == 400
+
+
+def a_length_given_twice_is_refused(d):
+    body = b"0\r\n\r\nGET /health HTTP/1.1\r\n\r\n"
+    for fields in (b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n",
+                   b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n",
+                   b"Content-Length: %d\r\nContent-Length: 5\r\n",
+                   b"Transfer-Encoding: gzip, chunked\r\nX: %d\r\n",
+                   b"Transfer-Encoding: chunked\r\nX: %d\r\n"
+                   b"Transfer-Encoding: chunked\r\n"):
+        with Raw(d.port) as s:
+            s.send(b"POST /v1/completions HTTP/1.1\r\n" +
+                   fields % len(body) + b"\r\n" + body)
+            status, _, raw = s.answer()
+            assert 400 <= status < 500, (fields, status)
+            error(raw)
+            assert closes(s) and s.buf == b"", (fields, s.buf)
+
+
+def chunked_bodies_are_read(d):
+    raw = json.dumps(SHORT).encode()
+    with Raw(d.port) as s:
+        s.send(b"POST /v1/completions HTTP/1.1\r\n"
+               b"Transfer-Encoding: chunked\r\n\r\n")
+        for b in raw:
+            s.send(b"1\r\n%c\r\n" % b)
+        s.send(b"0\r\n\r\n" + request("GET", "/health"))
+        assert s.answer()[0] == 200
+        assert s.answer()[0] == 200
+
+
+def an_old_client_gets_a_stream_that_ends(d):
+    with Raw(d.port) as s:
+        s.send(request("POST", "/v1/completions", dict(SHORT, stream=True),
+                       version="1.0", headers=[("Connection", "keep-alive")]))
+        status, headers, raw = s.answer()
+        assert status == 200 and "transfer-encoding" not in headers
+        assert events(raw)[-1] == (None, "[DONE]")
+
+
+def silence_is_filled(d):
+    """A stream whose turn does not come shows that it lives, at once and every
+    5 s; what it shows is nothing to any reader of events."""
+    hog = Raw(d.port)
+    hog.send(request("POST", "/v1/completions", dict(FOREVER, n=8)))
+    suite.until(lambda: live(d) == 8, "it does not run")
+    with Raw(d.port) as s:
+        s.send(request("POST", "/v1/completions", dict(SHORT, stream=True)))
+        status, headers = s.head()
+        assert status == 200 and headers["cache-control"] == "no-cache"
+        for _ in range(2):
+            assert s.chunk().strip() == b""
+        assert live(d) == 9
+        hog.close()
+        raw = b"".join(iter(s.chunk, b""))
+        assert events(raw)[-1] == (None, "[DONE]")
+
+
+# --- who may ----------------------------------------------------------------
+
+def keep_alive_holds(d):
+    with Raw(d.port) as s:
+        for i in range(200):
+            s.send(request("GET", "/health"))
+            assert s.answer()[0] == 200
+        s.send(request("GET", "/health", headers=[("Connection", "close")]))
+        assert s.answer()[0] == 200 and closes(s)
+
+
+def the_request_id_comes_back(d):
+    for path, body in (("/v1/completions", dict(SHORT, stream=True)),
+                       ("/v1/completions", {}), ("/nowhere", {})):
+        _, h, _ = d.ask("POST", path, body, {"x-request-id": "abc-1"})
+        assert h["x-request-id"] == "abc-1", path
+    _, h, _ = d.ask("POST", "/v1/completions", SHORT)
+    assert "x-request-id" not in h
+
+
+def cors_is_off(d):
+    _, h, _ = d.ask("GET", "/health", headers={"Origin": "http://evil"})
+    assert not [k for k in h if k.startswith("access-control")]
+    status, h, _ = d.ask("OPTIONS", "/v1/completions",
+                         headers={"Origin": "http://evil"})
+    assert status == 405 and not [k for k in h if k.startswith("access-")]
+
+
+def unknown_paths_and_methods(d):
+    status, _, body = d.ask("GET", "/v1/nothing")
+    assert status == 404 and error(body)["code"] == "unknown_path"
+    status, h, body = d.ask("GET", "/v1/completions")
+    assert status == 405 and h["allow"] == "POST"
+    error(body)
+    with Raw(d.port) as s:
+        s.send(request("HEAD", "/health") + request("GET", "/health"))
+        assert s.answer(no_body=True)[0] == 200
+        assert s.answer()[2] == b'{"status":"ready"}'
+        s.send(request("BREW", "/health"))
+        assert 400 <= s.head()[0] <= 501
+
+
+# --- with a configuration of their own ----------------------------------------
+
+def keys_guard_all_but_health(_):
+    tmp = tempfile.mkdtemp()
+    path = key_file(tmp, "first-key", "", "# a comment", "second key")
+    try:
+        with Configured({"api_key_file": path, "max_connections": 50},
+                        *NULL) as d:
+            assert d.ask("GET", "/health")[0] == 200
+            for method, p in (("GET", "/v1/models"), ("GET", "/nowhere"),
+                              ("POST", "/v1/completions"), ("GET", "/"),
+                              ("OPTIONS", "/v1/models"),
+                              ("POST", "/flush_cache"), ("GET", "/metrics"),
+                              ("GET", "/healthx"), ("GET", "/health/")):
+                if p == "/":
+                    continue        # the page asks for the key itself
+                for head in ({}, {"Authorization": "Bearer first-keys"},
+                             {"Authorization": "Bearer "},
+                             {"Authorization": "first-key"},
+                             {"x-api-key": "First-key"},
+                             {"x-api-key": "# a comment"},
+                             {"x-api-key": ""}):
+                    status, h, body = d.ask(method, p, headers=head)
+                    assert status == 401, (method, p, head, status)
+                    assert h["www-authenticate"] == "Bearer"
+                    if method != "HEAD":
+                        assert b"first-key" not in body
+            for head in ({"Authorization": "Bearer first-key"},
+                         {"authorization": "bearer first-key"},
+                         {"x-api-key": "second key"}):
+                assert d.ask("GET", "/v1/models", headers=head)[0] == 200
+                assert d.ask("GET", "/nowhere", headers=head)[0] == 404
+            # A reload takes new keys.
+            key_file(tmp, "third")
+            d.p.send_signal(1)
+            suite.until(lambda: d.ask("GET", "/v1/models", headers={
+                "x-api-key": "third"})[0] == 200, "no new key")
+            assert d.ask("GET", "/v1/models", headers={
+                "x-api-key": "second key"})[0] == 401
+            log = open(d.log).read() + json.dumps(d.ctl_json("plugins"))
+            for key in ("first-key", "second key", "third"):
+                assert key not in log, f"{key} is in the log"
+        for conf, word, keys, mode in (
+                ({"api_key_file": path}, "others may read it", ["x"], 0o644),
+                ({"api_key_file": path}, "has no key", ["", "#"], 0o600),
+                ({"api_key_file": tmp + "/none"}, "No such file", [], 0o600),
+                ({"api_key": "x"}, "no such key", [], 0o600),
+                ({"max_connections": 0}, "max_connections", [], 0o600),
+                ({"head_timeout": "soon"}, "head_timeout", [], 0o600)):
+            key_file(tmp, *keys, mode=mode)
+            try:
+                with Configured(conf, *NULL):
+                    raise AssertionError(f"{conf} was taken")
+            except RuntimeError as e:
+                assert word in str(e) and "status 78" in str(e), e
+    finally:
+        shutil.rmtree(tmp)
+
+
+def cors_on_request(_):
+    with Configured({"cors_origin": "https://app.example"}, *NULL) as d:
+        status, h, _ = d.ask("OPTIONS", "/v1/completions")
+        assert status == 204 and "POST" in h["access-control-allow-methods"]
+        for path in ("/health", "/nowhere"):
+            _, h, _ = d.ask("GET", path)
+            assert h["access-control-allow-origin"] == "https://app.example"
+
+
+def connections_are_capped(_):
+    with Configured({"max_connections": 8}, *NULL) as d:
+        held = [Raw(d.port) for _ in range(8)]
+        for s in held:
+            s.send(request("GET", "/health"))
+            assert s.answer()[0] == 200
+        with Raw(d.port) as s:
+            s.send(request("GET", "/health"))
+            status, headers, body = s.answer()
+            assert status == 503 and headers["retry-after"] == "1"
+            assert error(body)["code"] == "too_many_connections"
+            assert closes(s)
+        # Hundreds more wait their turn and hurt nobody.
+        crowd = [Raw(d.port) for _ in range(200)]
+        held[0].send(request("POST", "/v1/completions", SHORT))
+        assert held[0].answer()[0] == 200
+        for s in crowd + held[1:]:
+            s.close()
+        with Raw(d.port) as s:
+            suite.until(lambda: d.ask("GET", "/health")[0] == 200,
+                        "no room again")
+
+
+def a_full_queue_is_503(_):
+    """CASES 24: ten times too much is refused at once; who is in, is served."""
+    with Configured({}, *NULL, "--max-running-requests", 2, "--queue-max", 4,
+                    "--null-step-us", 2000) as d:
+        body = dict(FOREVER, max_tokens=60)
+        socks = [Raw(d.port) for _ in range(60)]
+        for i, s in enumerate(socks):
+            s.send(request("POST", "/v1/completions",
+                           dict(body, stream=i % 2 == 0)))
+        served = refused = 0
+        for s in socks:
+            status, headers, raw = s.answer()
+            if status == 200:
+                served += 1
+                continue
+            assert status == 503 and headers["retry-after"] == "1", status
+            assert error(raw)["code"] == "queue_full"
+            refused += 1
+        # As many as run and wait at least, but for those between the two.
+        assert served >= 4 and refused >= 30, (served, refused)
+        print(f"  {served} served, {refused} refused")
+
+
+def listens_on_a_unix_socket_too(_):
+    tmp = tempfile.mkdtemp()
+    path = tmp + "/http.sock"
+    try:
+        for _ in range(2):
+            with Configured({"listen": [f"unix:{path}", "127.0.0.1:0"]},
+                            *NULL, http=False) as d:
+                assert os.stat(path).st_mode & 0o777 == 0o660
+                with Raw(None, path=path) as s:
+                    s.send(request("POST", "/v1/completions", SHORT))
+                    assert s.answer()[0] == 200
+                # A second daemon does not take it away.
+                try:
+                    with Configured({"listen": f"unix:{path}"}, *NULL,
+                                    http=False):
+                        raise AssertionError("taken away")
+                except RuntimeError as e:
+                    assert "another process listens" in str(e), e
+            assert not os.path.exists(path)
+        open(path, "w").close()
+        try:
+            with Configured({"listen": f"unix:{path}"}, *NULL, http=False):
+                raise AssertionError("a file was replaced")
+        except RuntimeError as e:
+            assert "is no socket" in str(e), e
+    finally:
+        shutil.rmtree(tmp)
+
+
+def a_port_in_use_ends_the_start(_):
+    with Configured({}, *NULL) as d:
+        for where, word in ((f"127.0.0.1:{d.port}", "in use"),
+                            ("nowhere", "want HOST:PORT"),
+                            ("127.0.0.1:99999", "want HOST:PORT"),
+                            ("::1:80", "brackets"),
+                            ("systemd", "passed no socket")):
+            try:
+                with Configured({"listen": where}, *NULL, http=False):
+                    raise AssertionError(f"{where} was taken")
+            except RuntimeError as e:
+                assert word in str(e), e
+
+
+with Configured({"head_timeout": 1, "idle_timeout": 3, "stuck_timeout": 4},
+                *NULL, "--max-running-requests", 8, "--null-step-us", 100,
+                "--null-pages", 20000) as daemon:
+    suite.run(
+        daemon,
+        client_leaves_before_the_first_byte_of_a_stream,
+        client_leaves_before_an_answer_that_is_no_stream,
+        pipelined_requests_are_answered_in_turn, a_head_in_drops_is_cut_off,
+        a_connection_at_rest_is_closed, a_reader_that_takes_nothing_is_cut_off,
+        a_slow_reader_gets_all_of_it, a_flood_while_streaming_is_not_read,
+        a_large_head_is_refused, a_large_body_is_refused,
+        a_length_given_twice_is_refused, chunked_bodies_are_read,
+        an_old_client_gets_a_stream_that_ends, silence_is_filled,
+        keep_alive_holds, the_request_id_comes_back, cors_is_off,
+        unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
+        connections_are_capped, a_full_queue_is_503,
+        listens_on_a_unix_socket_too, a_port_in_use_ends_the_start)
