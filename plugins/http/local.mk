@@ -38,4 +38,4 @@ EXTRA_DIST += $(HTTP_TESTS) tests/lib/httpconf.py tests/lib/rawhttp.py
 TESTS += tests/integration/test_metrics.py tests/integration/test_page.py
 EXTRA_DIST += plugins/http/page/index.html plugins/http/page-hash \
 	tests/integration/test_metrics.py tests/integration/test_page.py \
-	tests/lib/browser.py tests/lib/http_peer.py
+	tests/lib/browser.py

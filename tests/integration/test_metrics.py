@@ -17,16 +17,15 @@ import venv_for  # noqa: E402
 
 venv_for.use("clients")
 from prometheus_client.parser import text_string_to_metric_families  # noqa
-from daemon import Daemon  # noqa: E402
 from dcpclient import IGNORE_EOS  # noqa: E402
-from http_peer import get  # noqa: E402
+from httpd import HttpDaemon  # noqa: E402
 
 MODEL = os.path.join(srcdir, "models/dcp-tiny")
 DASHBOARD = os.path.join(srcdir, "doc/grafana/dcpd.json")
 
 
 def scrape(d):
-    status, headers, body = get(d, "/metrics")
+    status, headers, body = d.ask("GET", "/metrics")
     assert status == 200, (status, body)
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
     families = list(text_string_to_metric_families(body.decode()))
@@ -135,16 +134,14 @@ def compat(d):
 
 
 def main():
-    with Daemon("--model", MODEL, "--tp", 4, "--dcp-size", 4,
-                "--kv-bytes-per-rank", 4000000, "--http",
-                "127.0.0.1:0") as d:
+    with HttpDaemon("--model", MODEL, "--tp", 4, "--dcp-size", 4,
+                    "--kv-bytes-per-rank", 4000000) as d:
         dashboard(own_names(d))
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as f:
         json.dump({"plugins": {"http": {
-            "listen": ["127.0.0.1:0"], "metrics_compat": True,
-            "served_model_name": 'my "model"'}}}, f)
+            "metrics_compat": True, "served_model_name": 'my "model"'}}}, f)
         f.flush()
-        with Daemon("--model", MODEL, "--config", f.name) as d:
+        with HttpDaemon("--model", MODEL, "--config", f.name) as d:
             compat(d)
     print("ok")
 

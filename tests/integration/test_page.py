@@ -17,14 +17,13 @@ import time
 srcdir = os.environ.get("srcdir", ".")
 sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
 import browser  # noqa: E402
-from daemon import Daemon  # noqa: E402
 from dcpclient import IGNORE_EOS  # noqa: E402
-from http_peer import address, get, url  # noqa: E402
+from httpd import HttpDaemon  # noqa: E402
 
 MODEL = os.path.join(srcdir, "models/dcp-tiny")
 SHOTS = os.environ.get("DCPD_SHOTS")
 EIGHT = ["--model", MODEL, "--tp", 8, "--dcp-size", 8, "--kv-bytes-per-rank",
-         6000000, "--http", "127.0.0.1:0"]
+         6000000]
 QUESTION = ("Ann has 12 pears. Ben gives Ann 13 more. How many pears does Ann "
             "have now?")
 READY = "document.getElementById('state').textContent === 'ready'"
@@ -153,7 +152,7 @@ def stop(d, p):
 
 def keyboard(b, d):
     """Tab goes through it in the order of reading, and each is seen."""
-    p = b.page(url(d))
+    p = b.page(d.url + "/")
     p.wait(f"{READY} && {RANKS} === 8")
     seen = []
     while True:
@@ -176,7 +175,7 @@ def keyboard(b, d):
 
 
 def small_and_dark(b, d):
-    p = b.page(url(d), width=390, height=844, touch=True, dark=True)
+    p = b.page(d.url + "/", width=390, height=844, touch=True, dark=True)
     p.wait(f"{READY} && {RANKS} === 8")
     assert p.eval("document.documentElement.scrollWidth") <= 390
     wide = p.eval("""[...document.querySelectorAll('body *')].filter(e =>
@@ -195,8 +194,8 @@ def small_and_dark(b, d):
 
 
 def page(b):
-    with Daemon(*EIGHT) as d:
-        p = b.page(url(d))
+    with HttpDaemon(*EIGHT) as d:
+        p = b.page(d.url + "/")
         p.wait(f"{READY} && {RANKS} === 8")
         assert "dcp-tiny" in p.eval("document.title")
         requests(d, p)
@@ -208,6 +207,8 @@ def page(b):
         small_and_dark(b, d)
         d.p.terminate()
         p.wait("document.getElementById('state').textContent === 'offline'")
+        assert p.eval("getComputedStyle(document.getElementById('pool'))"
+                      ".opacity") < "1"
 
 
 def key(b):
@@ -219,9 +220,9 @@ def key(b):
 
 
 def key_given(b, path):
-    with Daemon(*EIGHT, "--api-key-file", path) as d:
-        assert get(d, "/live")[0] == 401
-        p = b.page(url(d))
+    with HttpDaemon(*EIGHT, "--api-key-file", path) as d:
+        assert d.ask("GET", "/live")[0] == 401
+        p = b.page(d.url + "/")
         p.wait("document.getElementById('key').open")
         p.type("wrong")
         p.key("Enter", "\r", 13)
@@ -251,7 +252,7 @@ class Viewer:
         self.s = socket.socket()
         if not reads:
             self.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self.s.connect(address(d))
+        self.s.connect(("127.0.0.1", d.port))
         self.s.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
         self.n, self.last = 0, b""
         if reads:
@@ -270,10 +271,8 @@ class Viewer:
 
 
 def sampler():
-    with Daemon("--engine", "null", "--tp", 8, "--dcp-size", 8,
-                "--null-step-us", 20000, "--max-running-requests", 100,
-                "--http", "127.0.0.1:0") as d:
-        get(d, "/health")
+    with HttpDaemon("--engine", "null", "--tp", 8, "--dcp-size", 8,
+                "--null-step-us", 20000, "--max-running-requests", 100) as d:
         time.sleep(1.2)
         assert live(d) == {"viewers": 0, "frames": 0, "dropped": 0}
         three = [Viewer(d) for _ in range(3)]
@@ -314,11 +313,11 @@ def slow(d, good):
 def shots(b):
     """Under the load of a trace; what doc/img has."""
     trace = os.path.join(srcdir, "tests/data/trace/agents-16x12.jsonl")
-    with Daemon(*EIGHT) as d:
+    with HttpDaemon(*EIGHT) as d:
         looks = {"page": {}, "page-dark": {"dark": True},
                  "page-phone": {"width": 390, "height": 844, "touch": True,
                                 "dark": True}}
-        pages = {n: b.page(url(d), **{"height": 900, **k})
+        pages = {n: b.page(d.url + "/", **{"height": 900, **k})
                  for n, k in looks.items()}
         for p in pages.values():
             p.wait(f"{READY} && {RANKS} === 8")
