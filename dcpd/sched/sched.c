@@ -482,10 +482,12 @@ static void
 check_after_step(struct dcpd_sched *s)
 {
 	struct dcpd_err err;
+	int rc;
 
 	if (!DCPD_SCHED_DEBUG && !s->c.check_steps)
 		return;
-	if (dcpd_sched_verify(s, &err) == 0)
+	rc = dcpd_sched_verify(s, &err);
+	if (rc == 0 || rc == -ENOMEM)	/* it could not look */
 		return;
 	dcpd_log(LOG_CRIT, "step %llu: %s", (unsigned long long)s->step,
 	    err.text);
