@@ -252,13 +252,21 @@ bad_prompt(struct call *call)
 	return -EINVAL;
 }
 
+/* 0: the engine is not there to say. */
+static json_int_t
+vocabulary(const struct call *call)
+{
+	return json_integer_value(json_object_get(
+	    engine_info(call_http(call)->engine), "vocab"));
+}
+
 /* [1, 2, 3] */
 static int
 take_ids(struct call *call, const json_t *list, struct gen_prompt *out)
 {
+	json_int_t id, vocab = vocabulary(call);
 	size_t n = json_array_size(list), i;
 	uint32_t *ids;
-	json_int_t id;
 
 	if (n == 0)
 		return bad_prompt(call);
@@ -270,6 +278,13 @@ take_ids(struct call *call, const json_t *list, struct gen_prompt *out)
 		if (!json_is_integer(v) || id < 0 || id > UINT32_MAX) {
 			free(ids);
 			return bad_prompt(call);
+		}
+		if (vocab > 0 && id >= vocab) {
+			free(ids);
+			call_error(call, 400, "prompt", "invalid_value",
+			    "prompt: token id %lld: the vocabulary has %lld",
+			    (long long)id, (long long)vocab);
+			return -EINVAL;
 		}
 		ids[i] = (uint32_t)id;
 	}

@@ -218,6 +218,8 @@ engine_submit(struct engine *e, struct ereq *r, struct dcp_request *q,
 		return 0;
 	}
 	*why = dcp_error_text();
+	if (strncmp(*why, "dcp_submit: ", 12) == 0)
+		*why += 12;	/* the name of a call says nothing here */
 	if (**why == '\0')
 		*why = strerror(-rc);
 	return rc;

@@ -31,7 +31,8 @@ plugins/http/page_hash.h: plugins/http/page/index.html plugins/http/page-hash
 	@$(MKDIR_P) plugins/http
 	$(AM_V_GEN)$(SHELL) $(srcdir)/plugins/http/page-hash \
 		$(srcdir)/plugins/http/page/index.html >$@.new && mv $@.new $@
-HTTP_TESTS = tests/integration/test_http_limits.py
+HTTP_TESTS = tests/integration/test_http_limits.py \
+	tests/integration/test_http_api.py
 TESTS += $(HTTP_TESTS)
 EXTRA_DIST += $(HTTP_TESTS) tests/lib/httpconf.py tests/lib/rawhttp.py
 

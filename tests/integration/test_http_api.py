@@ -1,0 +1,572 @@
+#!/usr/bin/python3
+"""/v1/chat/completions, /v1/completions and what stands beside them: a test
+for each thing that doc/serving.md, section 4, says of them. The model is
+dcp-tiny; the reference is the same request over the ring, or arithmetic.
+"""
+import json
+import math
+import os
+import sys
+
+SRC = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(SRC, "tests", "lib"))
+import dcpclient as dcp  # noqa: E402
+import suite  # noqa: E402
+from eval_rows import TOOLS, rows  # noqa: E402
+from httpd import HttpDaemon  # noqa: E402
+
+CHAT, COMP = "/v1/chat/completions", "/v1/completions"
+ASK = [{"role": "user", "content": "Ann has 12 pears. Ben gives Ann 13 more. "
+        "How many pears does Ann have now?"}]
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+USAGE = {"prompt_tokens", "completion_tokens", "total_tokens",
+         "prompt_tokens_details", "completion_tokens_details"}
+
+
+def chat(d, messages=None, **fields):
+    return d.post(CHAT, {"messages": messages or ASK, **fields})
+
+
+def message(d, *a, **fields):
+    return chat(d, *a, **fields)["choices"][0]["message"]
+
+
+def chunks(d, path, body):
+    """The JSON of a stream's events; it ends with [DONE]."""
+    said = d.stream(path, body)
+    assert said[-1] == (None, "[DONE]"), said[-1]
+    return [json.loads(t) for _, t in said[:-1]]
+
+
+def join_chat(said, index=0):
+    """What a client makes of the pieces."""
+    out, calls, finish = {}, [], None
+    for c in said:
+        for ch in c["choices"]:
+            if ch["index"] != index:
+                continue
+            assert finish is None, "a piece after the end"
+            finish = ch["finish_reason"]
+            for k, v in ch["delta"].items():
+                if k == "tool_calls":
+                    for t in v:
+                        if t["index"] == len(calls):
+                            assert t["id"] and t["type"] == "function"
+                            calls.append({"id": t["id"], "name": "",
+                                          "arguments": ""})
+                        for part in ("name", "arguments"):
+                            calls[t["index"]][part] += \
+                                t["function"].get(part, "")
+                elif k != "role" and v is not None:
+                    out[k] = out.get(k, "") + v
+    return out, calls, finish
+
+
+def bad(d, path, body, param=None, status=400, word=""):
+    for stream in (False, True):
+        e = d.post(path, dict(body, stream=stream), status)["error"]
+        assert set(e) == {"message", "type", "param", "code"}, e
+        assert e["type"] == "invalid_request_error", e
+        assert e["param"] == param, (body, e)
+        assert word in e["message"] and e["message"].isprintable(), e
+    return e
+
+
+# --- completions --------------------------------------------------------------
+
+def a_prompt_is_text_or_ids_one_or_many(d):
+    text = "The river"
+    ids = d.post("/tokenize", {"prompt": text})["tokens"]
+    one = d.post(COMP, {"prompt": text, "temperature": 0})
+    want = one["choices"][0]["text"]
+    assert one["object"] == "text_completion" and one["id"][:5] == "cmpl-"
+    assert one["usage"]["prompt_tokens"] == len(ids)
+    assert one["usage"]["completion_tokens"] == 16, "16 is the default"
+    for prompt, n in ((ids, 1), ([text], 1), ([ids], 1), ([text] * 3, 3),
+                      ([ids, ids], 2)):
+        o = d.post(COMP, {"prompt": prompt, "temperature": 0})
+        assert [c["index"] for c in o["choices"]] == list(range(n))
+        assert all(c["text"] == want for c in o["choices"]), prompt
+        assert o["usage"]["prompt_tokens"] == n * len(ids)
+        assert o["usage"]["completion_tokens"] == n * 16
+    said = chunks(d, COMP, {"prompt": [ids, ids], "temperature": 0, "n": 2})
+    got = [""] * 4
+    for c in said:
+        got[c["choices"][0]["index"]] += c["choices"][0]["text"]
+    assert got == [want] * 4, got
+    for prompt in (None, "", [], [[]], [""], 3, {}, ["a", 1], [1, "a"],
+                   [[1], "a"], [-1], [1.5], [2 ** 40], [[1, None]], True):
+        bad(d, COMP, {"prompt": prompt}, "prompt")
+    bad(d, COMP, {"prompt": [10 ** 6]}, "prompt", word="vocabulary")
+
+
+def echo_and_logprobs_as_harnesses_read_them(d):
+    text = "The river is long. \u00e9\U0001f350!"
+    ids = d.post("/tokenize", {"prompt": text})["tokens"]
+    o = d.post(COMP, {"prompt": ids, "max_tokens": 1, "temperature": 0,
+                      "logprobs": 1, "echo": True})
+    c = o["choices"][0]
+    lp = c["logprobs"]
+    assert c["text"].startswith(text), c["text"]
+    assert {len(v) for v in lp.values()} == {len(ids) + 1}
+    assert lp["token_logprobs"][0] is None and lp["top_logprobs"][0] is None
+    assert lp["tokens"][0] == "The" and lp["text_offset"][:2] == [0, 3]
+    assert any(t.startswith("bytes:\\xf0") for t in lp["tokens"]), \
+        "a token that is part of a character"
+    with d.client() as ring:
+        r = ring.generate(tokens=ids, max_tokens=1, temperature=0.0,
+                          top_logprobs=1, flags=dcp.ECHO | dcp.LOGPROBS)
+    want = [p for _, p, _ in r.prompt_logprobs[1:] + r.logprobs]
+    got = lp["token_logprobs"][1:]
+    assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(want, got))
+    for t, p, top in list(zip(lp["tokens"], lp["token_logprobs"],
+                              lp["top_logprobs"]))[1:]:
+        assert math.isclose(top[t], p) and max(top.values()) >= p
+    # Nothing but the prompt; the ids' text; a stream says the same.
+    o = d.post(COMP, {"prompt": text, "max_tokens": 0, "echo": True,
+                      "logprobs": 0})
+    assert o["choices"][0]["text"] == text
+    assert len(o["choices"][0]["logprobs"]["tokens"]) == len(ids)
+    assert o["usage"]["completion_tokens"] == 0
+    said = chunks(d, COMP, {"prompt": ids, "max_tokens": 1, "temperature": 0,
+                            "logprobs": 1, "echo": True})
+    assert "".join(s["choices"][0]["text"] for s in said) == c["text"]
+    for key in lp:
+        got = [x for s in said if s["choices"][0]["logprobs"]
+               for x in s["choices"][0]["logprobs"][key]]
+        assert got == lp[key], key
+    bad(d, COMP, {"prompt": "a", "logprobs": 21}, "logprobs")
+    bad(d, COMP, {"prompt": "a", "max_tokens": 0}, "max_tokens")
+
+
+def what_completions_do_not_do(d):
+    for ok in ({"best_of": 1}, {"suffix": ""}, {"suffix": None},
+               {"best_of": 2, "n": 2}):
+        d.post(COMP, {"prompt": "a", "max_tokens": 1, **ok})
+    bad(d, COMP, {"prompt": "a", "best_of": 3}, "best_of")
+    bad(d, COMP, {"prompt": "a", "suffix": "b"}, "suffix")
+
+
+# --- chat -----------------------------------------------------------------------
+
+def a_stream_is_the_whole_in_pieces(d):
+    o = chat(d, temperature=0)
+    assert o["object"] == "chat.completion" and o["id"][:9] == "chatcmpl-"
+    whole = o["choices"][0]
+    assert whole["message"]["role"] == "assistant"
+    assert set(o["usage"]) == USAGE
+    assert o["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0
+    assert o["usage"]["total_tokens"] == o["usage"]["prompt_tokens"] + \
+        o["usage"]["completion_tokens"]
+    said = chunks(d, CHAT, {"messages": ASK, "temperature": 0})
+    assert {c["object"] for c in said} == {"chat.completion.chunk"}
+    assert len({c["id"] for c in said}) == 1
+    assert said[0]["choices"][0]["delta"]["role"] == "assistant"
+    out, _, finish = join_chat(said)
+    for k in ("content", "reasoning", "reasoning_content"):
+        assert out.get(k, "") == (whole["message"].get(k) or ""), k
+    assert finish == whole["finish_reason"] == "stop"
+    assert "25" in whole["message"]["content"], whole
+
+
+def usage_only_when_asked(d):
+    body = {"messages": ASK, "temperature": 0, "max_tokens": 5}
+    for path, b in ((CHAT, body), (COMP, {"prompt": "a", "max_tokens": 5})):
+        said = chunks(d, path, b)
+        assert all(c["choices"] and "usage" not in c for c in said)
+        said = chunks(d, path, dict(b, stream_options={
+            "include_usage": True}))
+        assert said[-1]["choices"] == [] and set(said[-1]["usage"]) == USAGE
+        assert said[-1]["usage"]["completion_tokens"] == 5
+        assert all("usage" not in c for c in said[:-1])
+        said = chunks(d, path, dict(b, stream_options={
+            "include_usage": True, "continuous_usage_stats": True}))
+        seen = [c["usage"]["completion_tokens"] for c in said]
+        assert seen == sorted(seen) and seen[-1] == 5, seen
+        assert len({c["usage"]["prompt_tokens"] for c in said}) == 1, said
+
+
+def reasoning_has_two_names_out_and_in(d):
+    m = message(d, temperature=0)
+    assert m["reasoning"] == m["reasoning_content"] != ""
+    # Back in, either name is the same prompt; another text is not.
+    tokens = []
+    for extra in ({"reasoning": "so"}, {"reasoning_content": "so"},
+                  {"reasoning": "other"}):
+        tokens.append(d.post("/tokenize", {"messages": [
+            *ASK, {"role": "assistant", "content": "25", **extra,
+                   "tool_calls": [{"id": "1", "type": "function", "function":
+                                   {"name": "add", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "x"}]})["tokens"])
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+def an_answer_without_its_thinking(d):
+    """CASES 31: cut off in its reasoning, content is null; asked not to think,
+    nothing of it is reasoning."""
+    o = chat(d, max_tokens=3, temperature=0)["choices"][0]
+    assert o["finish_reason"] == "length" and o["message"]["content"] is None
+    assert o["message"]["reasoning_content"]
+    m = message(d, temperature=0, max_tokens=20, **NO_THINKING)
+    assert "reasoning" not in m and m["content"]
+
+
+def tools_are_called(d):
+    """CASES 30, with a model that calls: split anywhere, typed by schema."""
+    seen = set()
+    for row in list(rows("tools"))[:6]:
+        body = {"messages": [{"role": "user", "content": row["question"]}],
+                "tools": TOOLS, "temperature": 0}
+        whole = d.post(CHAT, body)["choices"][0]
+        said, calls, finish = join_chat(chunks(d, CHAT, body))
+        assert finish == whole["finish_reason"], (finish, whole)
+        want = whole["message"].get("tool_calls", [])
+        assert [(c["name"], c["arguments"]) for c in calls] == [
+            (c["function"]["name"], c["function"]["arguments"])
+            for c in want]
+        if not want:
+            continue
+        assert finish == "tool_calls" and whole["message"]["content"] is None
+        assert want[0]["type"] == "function"
+        assert want[0]["id"].startswith("call_") and want[0]["id"] != \
+            d.post(CHAT, body)["choices"][0]["message"]["tool_calls"][0]["id"]
+        args = json.loads(want[0]["function"]["arguments"])
+        seen.add(want[0]["function"]["name"])
+        types = {type(v) for v in args.values()}
+        assert types == ({int} if "a" in args else {str}), args
+    assert seen == {"add", "get_weather"}, seen
+    # Told not to, or cut in the middle of one.
+    body = {"messages": ASK, "tools": TOOLS, "tool_choice": "none",
+            "temperature": 0, "max_tokens": 40}
+    assert not d.post(CHAT, body)["choices"][0]["message"].get("tool_calls")
+
+
+def a_call_is_forced(d):
+    o = chat(d, tools=TOOLS, temperature=0, max_tokens=60, tool_choice={
+        "type": "function", "function": {"name": "add"}}, **NO_THINKING)
+    c = o["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert c["name"] == "add"
+    if o["choices"][0]["finish_reason"] != "length":
+        json.loads(c["arguments"])
+    bad(d, CHAT, {"messages": ASK, "tool_choice": {"type": "function",
+                  "function": {"name": "none"}}, "tools": TOOLS})
+
+
+def answers_follow_a_schema(d):
+    schema = {"type": "object", "properties": {
+        "n": {"type": "integer"}, "unit": {"enum": ["pears", "apples"]}},
+        "required": ["n", "unit"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {
+        "name": "x", "schema": schema, "strict": True}}
+    for path, body in ((CHAT, {"messages": ASK, **NO_THINKING}),
+                       (COMP, {"prompt": "The river"})):
+        o = d.post(path, {**body, "temperature": 0, "max_tokens": 60,
+                          "response_format": form})["choices"][0]
+        text = o["text"] if path == COMP else o["message"]["content"]
+        if o["finish_reason"] == "stop":
+            got = json.loads(text)
+            assert set(got) == {"n", "unit"} and type(got["n"]) is int
+            assert got["unit"] in ("pears", "apples")
+        else:
+            assert text.lstrip().startswith("{"), text
+        form2 = json.loads(json.dumps(form))
+        form2["json_schema"]["schema"]["properties"]["n"]["type"] = "strong"
+        bad(d, path, {**body, "response_format": form2})
+        bad(d, path, {**body, "response_format": {"type": "poem"}})
+
+
+def content_is_text_or_parts(d):
+    q = ASK[0]["content"]
+    parts = [{"type": "text", "text": q[:9]}, {"type": "text", "text": q[9:]}]
+    want = message(d, temperature=0)
+    assert message(d, [{"role": "user", "content": parts}],
+                   temperature=0) == want
+    for part in ({"type": "image_url", "image_url": {"url": "data:,"}},
+                 {"type": "input_audio", "input_audio": {}}, {"text": "a"}):
+        bad(d, CHAT, {"messages": [{"role": "user", "content": [part]}]},
+            word="content")
+    for messages in (None, [], "hi", [3], [{"role": "king", "content": ""}],
+                     [{"content": "a"}], {}):
+        param = "messages" if not isinstance(messages, list) or \
+            messages == [] else None
+        bad(d, CHAT, {"messages": messages}, param)
+
+
+def logprobs_of_a_chat(d):
+    o = chat(d, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3)
+    content = o["choices"][0]["logprobs"]["content"]
+    assert len(content) == 4
+    for t in content:
+        assert len(t["top_logprobs"]) == 3
+        assert t["top_logprobs"][0]["token"] == t["token"], "greedy"
+        assert bytes(t["bytes"]).decode("utf-8", "replace")
+        p = [x["logprob"] for x in t["top_logprobs"]]
+        assert p == sorted(p, reverse=True) and p[0] <= 0
+    said = chunks(d, CHAT, {"messages": ASK, "max_tokens": 4, "logprobs": True,
+                            "top_logprobs": 3, "temperature": 0})
+    got = [t for c in said if c["choices"][0]["logprobs"]
+           for t in c["choices"][0]["logprobs"]["content"]]
+    assert [t["token"] for t in got] == [t["token"] for t in content]
+    assert chat(d, max_tokens=1)["choices"][0]["logprobs"] is None
+    bad(d, CHAT, {"messages": ASK, "logprobs": True, "top_logprobs": 21},
+        "top_logprobs")
+    bad(d, CHAT, {"messages": ASK, "top_logprobs": 2}, "top_logprobs")
+
+
+# --- fields ---------------------------------------------------------------------
+
+SAMPLING = [
+    {"temperature": 0}, {"temperature": 1.3}, {"temperature": 1, "top_p": .5},
+    {"temperature": 1, "top_k": 3}, {"temperature": 1, "min_p": .2},
+    {"temperature": 0, "repetition_penalty": 1.7},
+    {"temperature": 0, "presence_penalty": 1.5},
+    {"temperature": 0, "frequency_penalty": 1.5},
+    {"temperature": 0, "logit_bias": {"40": 50, "50": -100}},
+    {"temperature": 1, "top_p": 0}, {"temperature": 0, "min_tokens": 12},
+    {"temperature": 0, "ignore_eos": True},
+    {"temperature": 0, "stop": ["a", "th"]}, {"temperature": 0, "stop": "e"},
+    {"temperature": 0, "stop_token_ids": [40, 41, 42, 43]},
+    {"temperature": 0, "skip_special_tokens": False, "ignore_eos": True}]
+
+
+def the_same_bytes_over_the_ring(d):
+    """Each sampling field acts as it does for dcpclient.h's user."""
+    flags = {"ignore_eos": dcp.IGNORE_EOS,
+             "skip_special_tokens": dcp.SPECIAL_TOKENS}
+    with d.client() as ring:
+        for s in SAMPLING:
+            for seed in (7, 8):
+                kw = dict(s, max_tokens=24, seed=seed)
+                h = d.post(COMP, {"prompt": "Ann has 12", **kw})
+                h = h["choices"][0]
+                kw["flags"] = 0
+                for k, bit in flags.items():
+                    v = kw.pop(k, None)
+                    if v is not None and v == (k == "ignore_eos"):
+                        kw["flags"] |= bit
+                if kw.get("top_p") == 0:
+                    kw["top_p"] = 1.2e-38
+                stop = kw.pop("stop", ())
+                bias = kw.pop("logit_bias", None)
+                r = ring.generate(
+                    text="Ann has 12", stop_ids=kw.pop("stop_token_ids", ()),
+                    stop=[stop] if isinstance(stop, str) else stop,
+                    logit_bias=bias and {int(k): v for k, v in bias.items()},
+                    **{k: float(v) if k in ("temperature", "top_p", "min_p")
+                       else v for k, v in kw.items()})
+                assert h["text"] == r.text, (s, seed, h["text"], r.text)
+                assert h["finish_reason"] == r.finish, (s, h, r.finish)
+        m = message(d, temperature=1, seed=3, max_tokens=80)
+        r = ring.generate(chat=ASK, temperature=1.0, seed=3, max_tokens=80)
+        assert m.get("reasoning", "") == r.reasoning
+        assert (m["content"] or "") == r.text
+
+
+def n_answers_differ_by_their_seed(d):
+    body = {"messages": ASK, "temperature": 1.5, "seed": 5, "max_tokens": 12}
+    o = d.post(CHAT, dict(body, n=3))["choices"]
+    one = [d.post(CHAT, dict(body, seed=5 + i))["choices"][0]["message"]
+           for i in range(3)]
+    assert [c["message"] for c in o] == one
+    assert len({c["message"]["reasoning"] for c in o}) > 1
+    said = chunks(d, CHAT, dict(body, n=3))
+    for i in range(3):
+        assert join_chat(said, i)[0]["reasoning"] == one[i]["reasoning"]
+
+
+def stop_strings_are_for_the_answer(d):
+    """Not for the reasoning; never leaked, never over-held."""
+    m = message(d, temperature=0)
+    word = m["reasoning"][3:8]
+    assert message(d, temperature=0, stop=[word])["reasoning"] == \
+        m["reasoning"]
+    text = d.post(COMP, {"prompt": "The river", "temperature": 0,
+                         "max_tokens": 40})["choices"][0]["text"]
+    for n in (1, 2, 5, 9):                  # may span tokens
+        at = len(text) // 2
+        stop = text[at:at + n]
+        body = {"prompt": "The river", "temperature": 0, "max_tokens": 40,
+                "stop": ["\u00fc never", stop]}
+        got = d.post(COMP, body)["choices"][0]
+        assert got["text"] == text[:text.index(stop)], (stop, got)
+        assert got["finish_reason"] == "stop"
+        said = chunks(d, COMP, body)
+        assert "".join(c["choices"][0]["text"] for c in said) == got["text"]
+
+
+def characters_are_never_halved(d):
+    """CASES 29: the bytes of an emoji are four tokens of dcp-tiny."""
+    ids = d.post("/tokenize", {"prompt": "\U0001f350"})["tokens"]
+    assert len(ids) > 1
+    body = {"prompt": "a", "temperature": 0, "max_tokens": 9 * len(ids),
+            "logit_bias": {}, "ignore_eos": True}
+    said = chunks(d, COMP, {**body, "prompt": "pears \U0001f350 " * 8})
+    for c in said:                          # json.loads took it: it is UTF-8
+        assert "\ufffd" not in c["choices"][0]["text"]
+    # Forced to begin a character and cut there: nothing of it comes out.
+    force = {"logit_bias": {str(ids[0]): 100000}, "max_tokens": 1}
+    for stream in (False, True):
+        b = {"prompt": "a", "temperature": 0, **force}
+        if stream:
+            text = "".join(c["choices"][0]["text"]
+                           for c in chunks(d, COMP, b))
+        else:
+            text = d.post(COMP, b)["choices"][0]["text"]
+        assert text in ("", "\ufffd"), ascii(text)
+
+
+NULLS = ("temperature top_p top_k min_p repetition_penalty presence_penalty "
+         "frequency_penalty logit_bias seed n stop stop_token_ids min_tokens "
+         "ignore_eos max_tokens max_completion_tokens logprobs top_logprobs "
+         "echo stream stream_options tools tool_choice response_format "
+         "best_of suffix user priority skip_special_tokens cache_salt "
+         "reasoning_effort chat_template_kwargs").split()
+
+
+def nulls_and_unknown_fields_are_accepted(d):
+    extra = {k: None for k in NULLS}
+    extra.update(model="gpt-oss", user="me", store=False, metadata={"a": 1},
+                 parallel_tool_calls=True, no_such_field=[1])
+    d.post(CHAT, {**extra, "messages": ASK, "max_completion_tokens": 2})
+    d.post(COMP, {**extra, "prompt": "a"})
+
+
+def wrong_types_and_ranges_are_named(d):
+    for key, values in {
+            "temperature": ["hot", -1, [], 1e9], "top_p": [2, -.1, "x"],
+            "top_k": [-2, 1.5, "3"], "min_p": [2, True],
+            "repetition_penalty": [0, "x"], "presence_penalty": ["x"],
+            "frequency_penalty": [{}], "n": [0, 129, "2", 1.5],
+            "seed": ["x", 1.5], "max_tokens": [-1, "x", 1.5, 2 ** 40],
+            "min_tokens": [-1, "x"], "ignore_eos": [1, "yes"],
+            "stop": [3, [3], [""], "", ["a"] * 300],
+            "stop_token_ids": ["x", [-1], ["x"], [1.5]],
+            "logit_bias": [[], {"x": 1}, {"1": "x"}, {"-1": 2}],
+            "stream_options": ["x", 3], "priority": ["x", 2 ** 40],
+            "skip_special_tokens": ["x"]}.items():
+        for v in values:
+            for path, body in ((CHAT, {"messages": ASK}),
+                               (COMP, {"prompt": "a"})):
+                bad(d, path, {**body, key: v}, key)
+    for path in (CHAT, COMP):
+        e = d.post(path, {"stream": "yes"}, 400)["error"]
+        assert e["code"] in ("invalid_type", "missing_field"), e
+        for raw in ("", "{", "[1]", "3", '"a"', "\xff", "{\"a\":\"\ud800\"}"
+                    .encode("utf-8", "surrogatepass"), "[" * 100000):
+            status, _, body = d.ask("POST", path, raw if isinstance(
+                raw, bytes) else raw.encode("latin-1"))
+            assert status == 400, (raw[:20], status)
+            assert json.loads(body)["error"]["code"] == "invalid_json"
+
+
+def a_prompt_too_long_is_400_before_the_stream(d):
+    limit = d.post("/tokenize", {"prompt": "a"})["max_model_len"]
+    long = [20] * (limit + 1)
+    for body in ({"prompt": long}, {"prompt": [[20], long]},
+                 {"prompt": [20], "max_tokens": limit}):
+        e = bad(d, COMP, body)
+        assert e["code"] == "context_length_exceeded", e
+        assert str(limit) in e["message"], e
+    e = bad(d, CHAT, {"messages": [{"role": "user", "content":
+                                    "pear " * limit}]})
+    assert e["code"] == "context_length_exceeded", e
+
+
+def chat_goes_to_the_end_of_the_context(d):
+    limit = d.post("/tokenize", {"prompt": "a"})["max_model_len"]
+    n = d.post("/tokenize", {"messages": ASK})["count"]
+    o = chat(d, temperature=0, ignore_eos=True)
+    assert o["choices"][0]["finish_reason"] == "length"
+    assert o["usage"]["completion_tokens"] == limit - n, o["usage"]
+    assert o["usage"]["prompt_tokens"] == n
+
+
+def a_repeated_prompt_is_cached(d):
+    text = "The river is long. " * 40
+    first = d.post(COMP, {"prompt": text, "cache_salt": "http",
+                          "max_tokens": 1})["usage"]
+    again = d.post(COMP, {"prompt": text, "cache_salt": "http",
+                          "max_tokens": 1})["usage"]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    n = again["prompt_tokens_details"]["cached_tokens"]
+    assert n > 0 and n % 64 == 0 and n <= again["prompt_tokens"], again
+    o = d.post("/flush_cache", {})
+    assert o["success"] and o["pages"] >= n // 64
+    cold = d.post(COMP, {"prompt": text, "cache_salt": "http",
+                         "max_tokens": 1})["usage"]
+    assert cold["prompt_tokens_details"]["cached_tokens"] == 0
+    assert d.ask("GET", "/flush_cache")[0] == 200
+
+
+# --- beside -----------------------------------------------------------------------
+
+def models(d):
+    status, _, raw = d.ask("GET", "/v1/models")
+    o = json.loads(raw)
+    assert status == 200 and o["object"] == "list" and len(o["data"]) == 1
+    m = o["data"][0]
+    assert m["object"] == "model" and m["max_model_len"] > 0
+    with d.client() as ring:
+        assert m["max_model_len"] == ring.info()["max_context"]
+    status, _, raw = d.ask("GET", f"/v1/models/{m['id']}")
+    assert status == 200 and json.loads(raw) == m
+    status, _, raw = d.ask("GET", "/v1/models/gpt-5")
+    assert status == 404
+    assert json.loads(raw)["error"]["code"] == "model_not_found"
+    assert chat(d, max_tokens=1)["model"] == m["id"]
+    for path in ("/server_info", "/get_server_info"):
+        o = json.loads(d.ask("GET", path)[2])
+        assert o["model"] == m["id"] and o["state"] == "ready", o
+        assert o["max_model_len"] == m["max_model_len"] and o["version"]
+
+
+def tokens_there_and_back(d):
+    text = "Ann has 12 pears \U0001f350 <|user|>"
+    a = d.post("/tokenize", {"prompt": text})
+    assert a == d.post("/tokenize", {"content": text})
+    assert a["count"] == len(a["tokens"])
+    with d.client() as ring:
+        r = ring.generate(text=text, flags=dcp.TOKENIZE)
+        assert r.prompt_tokens == a["tokens"]
+        r = ring.generate(chat=ASK, flags=dcp.TOKENIZE)
+        assert d.post("/tokenize", {"messages": ASK})["tokens"] == \
+            r.prompt_tokens
+    b = d.post("/detokenize", {"tokens": a["tokens"]})
+    assert b == {"prompt": text, "text": text, "content": text}, b
+    b = d.post("/detokenize", {"tokens": a["tokens"],
+                               "skip_special_tokens": True})
+    assert b["text"] == text.replace("<|user|>", "")
+    assert d.post("/detokenize", {"tokens": []})["text"] == ""
+    assert d.post("/tokenize", {"prompt": ""})["tokens"] == []
+    assert d.post("/tokenize", {"prompt": "pear " * 400})["count"] > 400
+    for path, body in (("/tokenize", {}), ("/tokenize", {"prompt": 3}),
+                       ("/detokenize", {}), ("/detokenize", {"tokens": "a"}),
+                       ("/detokenize", {"tokens": [-1]}),
+                       ("/detokenize", {"tokens": [10 ** 7]})):
+        e = d.post(path, body, 400)["error"]
+        assert e["type"] == "invalid_request_error", e
+
+
+def user_text_stays_text_or_not(d):
+    """CASES 32: what `<|user|>` in a prompt becomes is the ring's option; over
+    HTTP it is the token, as the model's own tokenizer has it."""
+    one = d.post("/tokenize", {"prompt": "<|user|>"})["tokens"]
+    assert len(one) == 1
+
+
+with HttpDaemon("--max-context", 600) as daemon:
+    suite.run(
+        daemon, a_prompt_is_text_or_ids_one_or_many,
+        echo_and_logprobs_as_harnesses_read_them, what_completions_do_not_do,
+        a_stream_is_the_whole_in_pieces, usage_only_when_asked,
+        reasoning_has_two_names_out_and_in, an_answer_without_its_thinking,
+        tools_are_called, a_call_is_forced, answers_follow_a_schema,
+        content_is_text_or_parts, logprobs_of_a_chat,
+        the_same_bytes_over_the_ring, n_answers_differ_by_their_seed,
+        stop_strings_are_for_the_answer, characters_are_never_halved,
+        nulls_and_unknown_fields_are_accepted,
+        wrong_types_and_ranges_are_named,
+        a_prompt_too_long_is_400_before_the_stream,
+        chat_goes_to_the_end_of_the_context, a_repeated_prompt_is_cached,
+        models, tokens_there_and_back, user_text_stays_text_or_not)
