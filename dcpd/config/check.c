@@ -47,10 +47,11 @@ check_cp(const struct dcpd_options *o, struct dcpd_err *err)
 	if (DCPD_GIVEN(o, cp_strategy) && o->cp == 1)
 		return dcpd_fail(err, -EINVAL, "--cp-strategy: only with "
 		    "--attn-cp-size above 1; leave it out");
-	if (o->cp > 1 && o->dcp > 1 && !o->cp_decode_tp)
-		return dcpd_fail(err, -EINVAL, "--attn-cp-size %u with "
-		    "--dcp-size %u needs --enable-cp-decode-attn-tp: decode "
-		    "works on head slices then", o->cp, o->dcp);
+	if (o->cp > 1 && o->dcp > 1 && DCPD_GIVEN(o, cp_decode_tp) &&
+	    !o->cp_decode_tp)
+		return dcpd_fail(err, -EINVAL, "--enable-cp-decode-attn-tp "
+		    "false with --attn-cp-size %u and --dcp-size %u: decode "
+		    "works on head slices then; leave it out", o->cp, o->dcp);
 	if (o->cp_decode_tp && (o->cp == 1 || o->dcp == 1))
 		return dcpd_fail(err, -EINVAL, "--enable-cp-decode-attn-tp: "
 		    "only with --attn-cp-size and --dcp-size both above 1; "

@@ -65,8 +65,8 @@ X(ACT, ENUM, cp_strategy, "cp-strategy", "", "interleave", \
 X(ACT, U32, dcp, "dcp-size", "decode-context-parallel-size", "1", "1..64", \
   "D: ranks that share the context of a request; each holds 1/D of it") \
 X(CHECK, BOOL, cp_decode_tp, "enable-cp-decode-attn-tp", "", "", "", \
-  "required with --attn-cp-size and --dcp-size both above 1: decode uses " \
-  "head slices of the replicated weights") \
+  "implied by --attn-cp-size and --dcp-size both above 1, where decode uses " \
+  "head slices of the replicated weights; an error without them") \
 X(ACT, ENUM, prefill_way, "prefill-way", "", "auto", "auto|q|kv|a2a", \
   "what a prefill under DCP moves; auto: the way predicted fastest") \
 X(ACT, ENUM, dcp_comm, "dcp-comm", "", "", "p2p|nccl", \

@@ -89,6 +89,11 @@ START_TEST(defaults_and_values)
 	ck_assert_int_eq(dcpd_options_log_level(&o), LOG_DEBUG);
 	dcpd_options_free(&o);
 
+	/* Implied where it is needed, as in SGLang's own command lines. */
+	good("--model m --tp 8 --attn-cp-size 8 --dcp-size 8", &o);
+	ck_assert_uint_eq(o.dcp, 8);
+	dcpd_options_free(&o);
+
 	good("--model m --chat-template glm51", &o);
 	ck_assert_uint_eq(o.chat_template, 2);
 	dcpd_options_free(&o);
@@ -164,8 +169,9 @@ START_TEST(refused_flags)
 	    "--attn-cp-size");
 	bad("--model m --tp 8 --attn-cp-size 8 --enable-prefill-cp=false",
 	    "--enable-prefill-cp", "--attn-cp-size 8");
-	bad("--model m --tp 8 --attn-cp-size 8 --dcp-size 8",
-	    "--enable-cp-decode-attn-tp", "--dcp-size 8");
+	bad("--model m --tp 8 --attn-cp-size 8 --dcp-size 8 "
+	    "--enable-cp-decode-attn-tp=false",
+	    "--enable-cp-decode-attn-tp false", "--dcp-size 8");
 	bad("--model m --tp 8 --dcp-size 8 --enable-cp-decode-attn-tp",
 	    "--enable-cp-decode-attn-tp", "leave it out");
 	bad("--model m --tp 8 --dcp-size 3", "--dcp-size", "3");
