@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "dcpd/admin/counters.h"
@@ -68,8 +69,9 @@ make(const char *path, const char *tmp, struct dcpd_err *err)
 	if (fd < 0)
 		return dcpd_fail(err, -errno, "stats page %s: %s", tmp,
 		    strerror(errno));
-	/* Room is taken now: a full disk must not be found by counting. */
-	rc = -posix_fallocate(fd, 0, sizeof *p);
+	/* Whatever the umask; and room is taken now: a full disk must not be found by counting. */
+	rc = fchmod(fd, 0640) != 0 ? -errno :
+	    -posix_fallocate(fd, 0, sizeof *p);
 	if (rc == 0 && flock(fd, LOCK_EX | LOCK_NB) != 0)
 		rc = -errno;
 	if (rc == 0)
