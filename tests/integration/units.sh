@@ -16,9 +16,10 @@ for f in dcpd.service dcpd@.service dcpd.socket dcpd-admin.socket \
 	[ -f "$dir/$f" ] || fail "$f was not installed"
 done
 ! grep -n '@[a-z]*@' "$dir"/* || fail "a place was not filled in"
-lib=$dir/../..
-grep -q '^u dcpd ' "$lib/sysusers.d/dcpd.conf" || fail "sysusers.d"
-grep -q '^d /run/dcpd ' "$lib/tmpfiles.d/dcpd.conf" || fail "tmpfiles.d"
+grep -q '^u dcpd ' "$(find "$stage" -path '*/sysusers.d/dcpd.conf')" ||
+    fail "sysusers.d"
+grep -q '^d /run/dcpd ' "$(find "$stage" -path '*/tmpfiles.d/dcpd.conf')" ||
+    fail "tmpfiles.d"
 
 # As if installed: the programs at a path that this machine has.
 mkdir "$work/units"
