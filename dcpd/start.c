@@ -26,6 +26,7 @@
 #define FRACTION_CUDA 0.85
 #define NULL_VOCAB 1024u
 #define NULL_CONTEXT 131072u
+#define NULL_PAGE_BYTES 65536u	/* that --host-cache-bytes counts a page */
 
 static void
 phase(struct dcpd_daemon *d, const char *name)
@@ -164,6 +165,7 @@ memory_budget(const struct dcpd_options *o, const struct dcpk_topo *topo,
 	int rc;
 
 	in->kv_bytes_per_rank = o->kv_bytes;
+	in->host_cache_bytes = o->host_cache;
 	in->mem_fraction = o->mem_fraction > 0 ? o->mem_fraction :
 	    o->device == DCPD_DEVICE_CPU ? FRACTION_CPU : FRACTION_CUDA;
 	if (o->device != DCPD_DEVICE_CPU)
@@ -313,6 +315,8 @@ start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 	d->engine.world = o->tp;
 	d->engine.chunk = o->chunk;
 	d->engine.max_running = o->max_running;
+	d->engine.host_pages = (uint32_t)dcpd_min64(o->host_cache /
+	    NULL_PAGE_BYTES, UINT32_MAX / 8);
 	if (o->null_fail_after > 0) {
 		d->null = d->engine;
 		d->engine.self = d;
@@ -352,7 +356,7 @@ phase_open(struct dcpd_daemon *d, const struct dcpk_backend *b,
 	int rc;
 
 	phase(d, "open");
-	dcpd_memplan_setup(in, topo, plan->pages, &s);
+	dcpd_memplan_setup(in, topo, plan->pages, plan->host_pages, &s);
 	s.token_ok = ids;
 	rc = dcpd_engine_open(&d->model, b, &d->config, &s, err);
 	free(ids);
@@ -436,7 +440,7 @@ device_budget(const struct dcpk_topo *topo, struct dcpd_memplan_in *in,
 	struct dcpk_setup s;
 	int rc;
 
-	dcpd_memplan_setup(in, topo, 1, &s);
+	dcpd_memplan_setup(in, topo, 1, 0, &s);
 	rc = in->backend->memory(&s, &in->device_bytes, &ke);
 	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s", ke.text);
 }

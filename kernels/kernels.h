@@ -231,6 +231,7 @@ struct dcpk_setup {
 	enum dcpk_kv kv, idx;		/* formats of rows and of index keys */
 	uint32_t pages;			/* per rank, without the sink page; page
 					   id `pages` is the sink (padding) */
+	uint32_t host_pages;		/* that host memory holds beside */
 	uint32_t max_rows;		/* of one decode pass */
 	uint32_t max_prefill;		/* rows of one prefill pass */
 	uint32_t max_reqs;
@@ -251,6 +252,12 @@ struct dcpk_bytes {
 	uint64_t weights_mtp;
 	uint64_t rows, index;	/* pools, sink page included */
 	uint64_t workspace;
+	uint64_t host;		/* pages outside the pools, of all ranks: rank
+				   0's entry; no device memory */
+};
+
+struct dcpk_move {		/* a page of the pools, a slot outside */
+	uint32_t page, slot;	/* below setup.pages, setup.host_pages */
 };
 
 /* Measured at start, for the choice of the prefill way. */
@@ -305,6 +312,15 @@ struct dcpk_backend {
 	int (*sample)(struct dcpk_ctx *, uint32_t rank);
 	int (*step_end)(struct dcpk_ctx *, uint32_t rank,
 	    struct dcpk_result *);
+
+	/*
+	 * Between two steps: the rows, index keys and scales of n pages, in all
+	 * layers, from the pools to host memory (out) or back. No page and no
+	 * slot is in a call twice. Of groups, which hold the same, one copy is
+	 * kept and all get it back. When it returns, both may be reused.
+	 */
+	int (*move)(struct dcpk_ctx *, const struct dcpk_move *, uint32_t n,
+	    bool out, struct dcpk_err *);
 
 	/* Tests and `dcpctl check`: bytes copied, or -errno. */
 	int64_t (*peek)(struct dcpk_ctx *, enum dcpk_peek, uint32_t layer,

@@ -43,6 +43,12 @@
 	X(pages_cached,       G, "pages of the prefix cache in no use") \
 	X(prefix_lookup_tokens, C, "prompt tokens looked up in the cache") \
 	X(prefix_hit_tokens,  C, "prompt tokens found there") \
+	X(pages_pinned,       G, "pages that an admin keeps in the pool") \
+	X(pages_host,         G, "pages of the prefix cache in host memory") \
+	X(host_hit_tokens,    C, "prompt tokens that came back from there") \
+	X(host_pages_out,     C, "pages copied to host memory") \
+	X(host_pages_in,      C, "pages copied back") \
+	X(host_ns,            C, "time in these copies, ns") \
 	X(evictions,          C, "cached pages given up for others") \
 	X(preemptions,        C, "requests that gave way and were resumed") \
 	X(queue_bytes,        G, "bytes of requests and answers held")

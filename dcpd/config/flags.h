@@ -91,6 +91,9 @@ X(ACT, BYTES, kv_bytes, "kv-bytes-per-rank", "", "0", "", \
 X(ACT, REAL, mem_fraction, "mem-fraction-static", "", "0", "0..0.99", \
   "part of the device's memory for weights and pool; on the CPU of " \
   "MemAvailable. 0: 0.85 on cuda, 0.25 on the CPU") \
+X(ACT, BYTES, host_cache, "host-cache-bytes", "", "0", "", \
+  "host memory for cached pages that leave the pool and come back when they " \
+  "are hit; 0: none") \
 X(CHECK, ENUM, page_size, "page-size", "", "64", "64", \
   "tokens of a page, whatever --dcp-size is") \
 GROUP("Scheduling") \

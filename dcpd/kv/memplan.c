@@ -53,11 +53,13 @@ dcpd_kv_format_check(enum dcpk_kv kv, const struct dcpk_model *m,
 
 void
 dcpd_memplan_setup(const struct dcpd_memplan_in *in,
-    const struct dcpk_topo *topo, uint32_t pages, struct dcpk_setup *s)
+    const struct dcpk_topo *topo, uint32_t pages, uint32_t host_pages,
+    struct dcpk_setup *s)
 {
 	*s = (struct dcpk_setup){
 		.model = in->cfg->m, .topo = *topo, .kv = in->kv,
-		.idx = in->idx, .pages = pages, .max_rows = in->max_running,
+		.idx = in->idx, .pages = pages, .host_pages = host_pages,
+		.max_rows = in->max_running,
 		.max_prefill = in->chunk, .max_reqs = in->max_running,
 		.max_ctx = in->max_ctx, .threads = in->threads,
 		.flags = in->flags, .ranks_per_gpu = in->ranks_per_gpu,
@@ -137,7 +139,7 @@ fixed_bytes(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 		return dcpd_fail(err, -EINVAL, "--kv-cache-dtype f32: for "
 		    "--device cpu only; use bf16 or fp8_e4m3");
 	if (be != NULL) {
-		dcpd_memplan_setup(in, topo, 1, &s);
+		dcpd_memplan_setup(in, topo, 1, 0, &s);
 		rc = be->bytes(&s, p->rank);
 		if (rc != 0)
 			return dcpd_fail(err, rc, "%s: counting the "
@@ -241,13 +243,37 @@ find_budget(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
 	    dcpd_bytes(c, sizeof c, (uint64_t)limit));
 }
 
+/*
+ * Pages that host memory holds beside the pool's: whole ones, with the parts
+ * of all D ranks.
+ */
+static int
+find_host(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
+    struct dcpd_err *err)
+{
+	uint64_t page = (p->page_bytes_rows + p->page_bytes_index) * p->D;
+	char a[32], b[32];
+
+	if (in->host_cache_bytes == 0)
+		return 0;
+	p->host_pages = (uint32_t)dcpd_min64(in->host_cache_bytes / page,
+	    PAGES_MAX);
+	p->host_bytes = p->host_pages * page;
+	return p->host_pages > 0 ? 0 : dcpd_fail(err, -EINVAL,
+	    "--host-cache-bytes %s: a page takes %s; give more, or 0",
+	    dcpd_bytes(a, sizeof a, in->host_cache_bytes),
+	    dcpd_bytes(b, sizeof b, page));
+}
+
 /* Everything together against the device. */
 static int
 check_total(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
     struct dcpd_err *err)
 {
 	uint64_t page = p->page_bytes_rows + p->page_bytes_index, fixed, kv;
-	char a[32], b[32], c[32], d[32], w[32];
+	bool cpu = strcmp(in->device, "cpu") == 0;
+	char a[32], b[32], c[32], d[32], e[32], w[32];
+	uint64_t host = cpu ? dcpd_div_up(p->host_bytes, p->world) : 0;
 	uint32_t r;
 
 	if (p->misfit[0] != '\0' || p->budget == 0)
@@ -261,14 +287,17 @@ check_total(const struct dcpd_memplan_in *in, struct dcpd_memplan *p,
 		    "--mem-fraction-static");
 	fixed = fixed_most(in, p, &r);
 	kv = (p->pages + 1ull) * page;
-	if (in->device_bytes == 0 || fixed + kv <= in->device_bytes)
+	if (in->device_bytes == 0 || fixed + kv + host <= in->device_bytes)
 		return 0;
 	return misfit(in, p, err, "%s: weights and workspace take %s, KV "
-	    "%s, together %s; the device has %s for it: lower "
-	    "--kv-bytes-per-rank, or raise --tp", who(in, r, w),
+	    "%s%s%s, together %s; the device has %s for it: lower "
+	    "--kv-bytes-per-rank%s, or raise --tp", who(in, r, w),
 	    dcpd_bytes(a, sizeof a, fixed), dcpd_bytes(b, sizeof b, kv),
-	    dcpd_bytes(c, sizeof c, fixed + kv),
-	    dcpd_bytes(d, sizeof d, in->device_bytes));
+	    host > 0 ? ", --host-cache-bytes " : "",
+	    host > 0 ? dcpd_bytes(e, sizeof e, host) : "",
+	    dcpd_bytes(c, sizeof c, fixed + kv + host),
+	    dcpd_bytes(d, sizeof d, in->device_bytes),
+	    host > 0 ? " or --host-cache-bytes" : "");
 }
 
 /* The pools of each rank, and that the backend will allocate just these. */
@@ -286,15 +315,17 @@ charge_pools(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 		p->rank[r].rows = n * p->page_bytes_rows;
 		p->rank[r].index = n * p->page_bytes_index;
 	}
+	p->rank[0].host = p->host_bytes;
 	if (be == NULL || n == 0)
 		return 0;
-	dcpd_memplan_setup(in, topo, p->pages, &s);
+	dcpd_memplan_setup(in, topo, p->pages, p->host_pages, &s);
 	if (be->bytes(&s, asked) != 0)
 		return dcpd_fail(err, -ENOMEM, "%s: counting the pools: no "
 		    "memory", be->name);
 	for (r = 0; r < p->world; r++)
 		DCPD_ASSERT(asked[r].rows == p->rank[r].rows &&
 		    asked[r].index == p->rank[r].index &&
+		    asked[r].host == p->rank[r].host &&
 		    asked[r].workspace == p->rank[r].workspace);
 	return 0;
 }
@@ -324,7 +355,9 @@ dcpd_memplan(const struct dcpd_memplan_in *in, struct dcpd_memplan *out,
 	p.tokens = (uint64_t)p.pages * DCPD_PAGE_TOKENS;
 	p.tokens_tp = (uint64_t)pages_of(p.budget, page * p.D) *
 	    DCPD_PAGE_TOKENS;
-	rc = check_total(in, &p, err);
+	rc = find_host(in, &p, err);
+	if (rc == 0)
+		rc = check_total(in, &p, err);
 	if (rc == 0)
 		rc = charge_pools(in, &topo, &p, err);
 	if (rc == 0)

@@ -19,6 +19,7 @@ struct dcpd_memplan_in {
 					   CUDA the workspace is estimated */
 	uint64_t kv_bytes_per_rank;	/* 0: from the fraction */
 	double mem_fraction;		/* of device_bytes (per rank) */
+	uint64_t host_cache_bytes;	/* of the whole machine; 0: none */
 	uint64_t device_bytes;		/* of one rank's device; 0: unknown */
 	uint32_t chunk, max_running, max_ctx;
 	uint32_t threads, flags, ranks_per_gpu;	/* as in struct dcpk_setup */
@@ -34,6 +35,8 @@ struct dcpd_memplan {
 	uint32_t pages;			/* without the sink */
 	uint64_t tokens;		/* pages * 64 */
 	uint64_t tokens_tp;		/* from the same bytes at dcp 1 */
+	uint32_t host_pages;		/* that host memory holds beside */
+	uint64_t host_bytes;		/* just for these */
 	uint64_t budget;		/* KV bytes of one rank; 0: not known */
 	bool workspace_estimated;	/* the device's code was not asked */
 	char misfit[400];		/* report_only; "" if it fits */
@@ -47,7 +50,8 @@ int dcpd_memplan(const struct dcpd_memplan_in *, struct dcpd_memplan *,
     struct dcpd_err *);
 /* What to open the backend with, so that it allocates what was planned. */
 void dcpd_memplan_setup(const struct dcpd_memplan_in *,
-    const struct dcpk_topo *, uint32_t pages, struct dcpk_setup *);
+    const struct dcpk_topo *, uint32_t pages, uint32_t host_pages,
+    struct dcpk_setup *);
 /* A table for people. actual may be NULL. malloc'd. */
 char *dcpd_memplan_text(const struct dcpd_memplan_in *,
     const struct dcpd_memplan *, const struct dcpk_bytes *actual);

@@ -141,9 +141,9 @@ put_ranks(FILE *f, const struct dcpd_memplan *p,
 
 static void
 put_capacity(FILE *f, const struct dcpd_memplan_in *in,
-    const struct dcpd_memplan *p)
+    const struct dcpd_memplan *p, const struct dcpk_bytes *actual)
 {
-	char a[32], b[32], c[32];
+	char a[32], b[32], c[32], d[32];
 
 	fprintf(f, "a token takes %s + %s bytes of each rank (KV + index)\n",
 	    thousands(a, sizeof a, token_bytes(p->page_bytes_rows)),
@@ -162,6 +162,15 @@ put_capacity(FILE *f, const struct dcpd_memplan_in *in,
 		    thousands(b, sizeof b, p->pages), DCPD_PAGE_TOKENS,
 		    thousands(c, sizeof c, p->tokens_tp));
 	}
+	if (p->host_pages > 0)
+		fprintf(f, "host memory: %s hold %s pages more, %s tokens, "
+		    "that left the pool%s%s\n",
+		    dcpd_bytes(a, sizeof a, p->host_bytes),
+		    thousands(b, sizeof b, p->host_pages),
+		    thousands(c, sizeof c, (uint64_t)p->host_pages *
+		    DCPD_PAGE_TOKENS), actual != NULL ? "; actual " : "",
+		    actual != NULL ? dcpd_bytes(d, sizeof d, actual[0].host) :
+		    "");
 	if (p->workspace_estimated)
 		fprintf(f, "workspace is an estimate: the device's module "
 		    "counts it when it is loaded\n");
@@ -184,7 +193,7 @@ dcpd_memplan_text(const struct dcpd_memplan_in *in,
 	    in->cfg->model_type, in->device, in->layout.tp, in->layout.cp,
 	    in->layout.dcp, format_name(in->kv), format_name(in->idx));
 	put_ranks(f, p, actual);
-	put_capacity(f, in, p);
+	put_capacity(f, in, p, actual);
 	if (fclose(f) != 0) {
 		free(text);
 		return NULL;
@@ -242,6 +251,13 @@ dcpd_memplan_json(const struct dcpd_memplan_in *in,
 	    p->page_bytes_index)));
 	json_object_set_new(o, "pages", json_integer(p->pages));
 	json_object_set_new(o, "tokens", json_integer((json_int_t)p->tokens));
+	json_object_set_new(o, "host_cache_pages",
+	    json_integer(p->host_pages));
+	json_object_set_new(o, "host_cache_bytes",
+	    json_integer((json_int_t)p->host_bytes));
+	if (actual != NULL)
+		json_object_set_new(o, "host_cache_actual",
+		    json_integer((json_int_t)actual[0].host));
 	json_object_set_new(o, "tokens_tp",
 	    json_integer((json_int_t)p->tokens_tp));
 	json_object_set_new(o, "tokens_per_gib",

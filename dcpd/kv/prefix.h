@@ -4,10 +4,12 @@
  * tokens and stands for the whole text from the root to its end. A page's rows
  * depend on that text alone, so who has the text may use the page.
  *
- * A node is named by its page, so the tree needs no memory of its own when it
- * grows. It holds one reference of each of its pages (pages.h); requests hold
+ * The tree holds one reference of each of its pages (pages.h); requests hold
  * further ones, always of a whole path from the root. Pages that no request
- * holds are idle: they stay until evicted, least recently used leaf first.
+ * holds are idle: they stay until evicted, least recently used leaf first. With
+ * slots of host memory an evicted page's rows go there, under the same node,
+ * and come back when they are hit; the least recently used of these leave the
+ * tree. All memory but the queue of moves is taken at the start.
  *
  * No rows are touched here, and page ids are the same on all ranks, so one
  * tree serves every layout and a hit is a multiple of 64 tokens whatever D is.
@@ -21,8 +23,11 @@
 #define DCPD_NO_PAGE UINT32_MAX
 
 struct dcpd_prefix;
-/* pages: as many as the allocator has, which must outlive the tree. */
-int dcpd_prefix_new(struct dcpd_pages *, uint32_t pages,
+/*
+ * pages: as many as the allocator has, which must outlive the tree. slots:
+ * pages that host memory has room for.
+ */
+int dcpd_prefix_new(struct dcpd_pages *, uint32_t pages, uint32_t slots,
     struct dcpd_prefix **);
 /* Nobody may hold a page of it. */
 void dcpd_prefix_free(struct dcpd_prefix *);
@@ -50,11 +55,35 @@ uint32_t dcpd_prefix_add(struct dcpd_prefix *, const char *salt,
 /* The end of hold and add: the first n pages of a path. */
 void dcpd_prefix_release(struct dcpd_prefix *, const uint32_t *table,
     uint32_t n);
-/* Frees n idle pages, or all there are. Returns how many. */
+/*
+ * Frees n idle pages, or all there are: their rows go to host memory if it has
+ * slots. Returns how many.
+ */
 uint32_t dcpd_prefix_evict(struct dcpd_prefix *, uint32_t n);
+/* Idle pages and host memory forgotten. Returns how many pages they held. */
+uint32_t dcpd_prefix_drop(struct dcpd_prefix *);
+/*
+ * As match and hold, of what lies in host memory and goes on from the first
+ * `from` pages of table, which the caller holds. Takes pages for it, free or
+ * idle ones; they hold nothing until the moves are done.
+ */
+uint32_t dcpd_prefix_restore(struct dcpd_prefix *, const char *salt,
+    const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t *table);
+
+struct dcpd_move {
+	uint32_t page;		/* DCPD_NO_PAGE: nothing to do */
+	uint32_t slot;
+	bool out;		/* to host memory; or back */
+};
+/* What is to be moved, in this order, before any page is written to. */
+const struct dcpd_move *dcpd_prefix_moves(const struct dcpd_prefix *,
+    uint32_t *n);
+void dcpd_prefix_moved(struct dcpd_prefix *);	/* all of it was */
 
 uint32_t dcpd_prefix_n_idle(const struct dcpd_prefix *);
-uint32_t dcpd_prefix_n_nodes(const struct dcpd_prefix *);
+uint32_t dcpd_prefix_n_nodes(const struct dcpd_prefix *);	/* in the pool */
+uint32_t dcpd_prefix_n_host(const struct dcpd_prefix *);
+uint64_t dcpd_prefix_n_evicted(const struct dcpd_prefix *);	/* ever */
 /* How many of these nobody but the tree holds. */
 uint32_t dcpd_prefix_idle_of(const struct dcpd_prefix *, const uint32_t *table,
     uint32_t n);

@@ -65,6 +65,17 @@ predict(void *self, const struct dcpk_plan *p, double s[3])
 }
 
 static int
+move(void *self, const struct dcpk_move *m, uint32_t n, bool out,
+    struct dcpd_err *err)
+{
+	struct dcpd_model_engine *e = self;
+	struct dcpk_err ke = { "" };
+	int rc = e->backend->move(e->ctx, m, n, out, &ke);
+
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s", ke.text);
+}
+
+static int
 check(void *self, struct dcpd_err *err)
 {
 	struct dcpd_model_engine *e = self;
@@ -100,10 +111,12 @@ dcpd_engine_make(struct dcpd_model_engine *e, struct dcpd_engine *out)
 		.predict = predict,
 		.check = check,
 		.waits = waits,
+		.move = move,
 		.close = close_engine,
 		.vocab = e->setup.model.vocab,
 		.max_ctx = e->setup.max_ctx,
 		.pages = e->setup.pages,
+		.host_pages = e->setup.host_pages,
 		.dcp = e->setup.topo.dcp,
 		.world = e->setup.topo.world,
 		.chunk = e->setup.max_prefill,

@@ -180,6 +180,7 @@ let_in(struct dcpd_sched *s, struct req *r, uint32_t hit)
 		DCPD_COUNT(prefix_lookup_tokens, r->n_prompt);
 	r->admitted = true;
 	dcpd_req_hit(r, hit);
+	dcpd_req_restore(r);
 	pthread_mutex_unlock(&s->lock);
 }
 

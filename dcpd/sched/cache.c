@@ -70,6 +70,29 @@ dcpd_req_hit(struct req *r, uint32_t n)
 }
 
 /*
+ * Lock held. What of its text lies in host memory comes back; its table holds
+ * what is before. It takes pages that it would have taken to compute it.
+ */
+void
+dcpd_req_restore(struct req *r)
+{
+	struct dcpd_sched *s = r->s;
+	uint32_t n, hit;
+
+	DCPD_ASSERT(r->n_pages == r->n_shared);
+	n = dcpd_prefix_restore(s->prefix, r->salt, r->ids.v, r->n_shared,
+	    hit_max(r), r->pages);
+	hit = (n - r->n_shared) * DCPD_PAGE_TOKENS;
+	r->n_shared = r->n_pages = n;
+	r->n_kv = n * DCPD_PAGE_TOKENS;
+	DCPD_COUNT(host_hit_tokens, hit);
+	if (r->preempted > 0 || hit == 0)
+		return;
+	r->n_cached += hit;
+	DCPD_COUNT(prefix_hit_tokens, hit);
+}
+
+/*
  * What others have computed since this prompt was looked up. Many requests of
  * one long prompt that come at once so compute it once.
  */
@@ -84,15 +107,20 @@ dcpd_req_hit_late(struct req *r)
 	if (part == 1)
 		page = r->pages[r->n_shared];
 	n = dcpd_req_match(r, r->pages);
-	if (n * DCPD_PAGE_TOKENS <= r->n_kv) {
-		if (part == 1)
-			r->pages[r->n_shared] = page;
-		return;
+	if (n * DCPD_PAGE_TOKENS > r->n_kv) {
+		pthread_mutex_lock(&s->lock);
+		dcpd_pages_put(s->pages, &page, part);
+		dcpd_req_hit(r, n);
+		pthread_mutex_unlock(&s->lock);
+		part = 0;
+	} else if (part == 1) {
+		r->pages[r->n_shared] = page;
 	}
-	pthread_mutex_lock(&s->lock);
-	dcpd_pages_put(s->pages, &page, part);
-	dcpd_req_hit(r, n);
-	pthread_mutex_unlock(&s->lock);
+	if (part == 0 && dcpd_prefix_n_host(s->prefix) > 0) {
+		pthread_mutex_lock(&s->lock);
+		dcpd_req_restore(r);
+		pthread_mutex_unlock(&s->lock);
+	}
 }
 
 /* Lock held. */
@@ -137,11 +165,75 @@ dcpd_req_grow(struct req *r, uint32_t n)
 	if (n > free) {
 		if (n - free > dcpd_prefix_n_idle(s->prefix))
 			return -ENOSPC;
-		DCPD_COUNT(evictions, dcpd_prefix_evict(s->prefix, n - free));
+		dcpd_prefix_evict(s->prefix, n - free);
 	}
 	rc = dcpd_pages_get(s->pages, n, r->pages + r->n_pages);
 	DCPD_ASSERT(rc == 0);
 	r->n_pages += n;
+	return 0;
+}
+
+/* --- host memory ------------------------------------------------------- */
+
+/* Of the moves from v on, those of one direction: what one call does. */
+static uint32_t
+next_run(struct dcpd_sched *s, const struct dcpd_move *v, uint32_t n,
+    uint32_t *run)
+{
+	uint32_t i;
+
+	*run = 0;
+	for (i = 0; i < n && v[i].out == v[0].out; i++)
+		if (v[i].page != DCPD_NO_PAGE)
+			s->move[(*run)++] = (struct dcpk_move){
+				v[i].page, v[i].slot };
+	return i;
+}
+
+static int
+room_for_run(struct dcpd_sched *s, uint32_t n)
+{
+	struct dcpk_move *v;
+
+	if (n <= s->cap_move)
+		return 0;
+	v = realloc(s->move, n * sizeof *v);
+	if (v == NULL)
+		return -ENOMEM;
+	s->move = v;
+	s->cap_move = n;
+	return 0;
+}
+
+/* Not with the lock held. Before a pass: pages are what their table says. */
+int
+dcpd_sched_move(struct dcpd_sched *s, struct dcpd_err *err)
+{
+	const struct dcpd_engine *e = s->c.engine;
+	const struct dcpd_move *v;
+	uint32_t n, i, k, run;
+	uint64_t t0 = dcpd_now_ns();
+	int rc;
+
+	v = dcpd_prefix_moves(s->prefix, &n);
+	if (n == 0)
+		return 0;
+	if (room_for_run(s, n) != 0)
+		return dcpd_fail(err, -ENOMEM, "out of memory");
+	for (i = 0; i < n; i += k) {
+		k = next_run(s, v + i, n - i, &run);
+		if (run == 0)
+			continue;
+		rc = e->move(e->self, s->move, run, v[i].out, err);
+		if (rc != 0)
+			return rc;
+		if (v[i].out)
+			DCPD_COUNT(host_pages_out, run);
+		else
+			DCPD_COUNT(host_pages_in, run);
+	}
+	dcpd_prefix_moved(s->prefix);
+	DCPD_COUNT(host_ns, dcpd_now_ns() - t0);
 	return 0;
 }
 

@@ -28,6 +28,11 @@ TESTS += tests/unit/t_prefix
 tests_unit_t_prefix_SOURCES = tests/unit/t_prefix.c
 tests_unit_t_prefix_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
+check_PROGRAMS += tests/unit/t_host
+TESTS += tests/unit/t_host
+tests_unit_t_host_SOURCES = tests/unit/t_host.c tests/unit/model_util.h
+tests_unit_t_host_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
 check_PROGRAMS += tests/unit/t_plan
 TESTS += tests/unit/t_plan
 tests_unit_t_plan_SOURCES = tests/unit/t_plan.c
@@ -93,3 +98,6 @@ EXTRA_DIST += doc/scheduler.md
 
 TESTS += tests/integration/test_cache.py
 EXTRA_DIST += tests/integration/test_cache.py
+
+TESTS += tests/integration/test_host.py
+EXTRA_DIST += tests/integration/test_host.py

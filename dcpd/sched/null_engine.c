@@ -121,6 +121,14 @@ null_step(void *self, const struct dcpk_plan *plan, struct dcpk_result *r,
 	return 0;
 }
 
+/* It has no rows. */
+static int
+null_move(void *self, const struct dcpk_move *m, uint32_t n, bool out,
+    struct dcpd_err *err)
+{
+	return 0;
+}
+
 static void
 null_close(void *self)
 {
@@ -149,6 +157,7 @@ dcpd_null_engine(struct dcpd_engine *out, uint32_t vocab, uint32_t max_ctx,
 	};
 	*out = (struct dcpd_engine){
 		.name = "null", .self = e, .step = null_step,
+		.move = null_move,
 		.close = null_close, .vocab = vocab, .max_ctx = max_ctx,
 		.pages = pages, .dcp = dcp, .world = dcp, .chunk = 8192,
 		.max_running = 256,

@@ -433,6 +433,9 @@ dcpd_sched_gauges(struct dcpd_sched *s)
 	DCPD_GAUGE(requests_waiting, s->n_wait);
 	DCPD_GAUGE(requests_running, s->n_run);
 	DCPD_GAUGE(pages_free, dcpd_pages_n_free(s->pages));
+	DCPD_GAUGE(pages_host, dcpd_prefix_n_host(s->prefix));
+	DCPD_COUNT(evictions, dcpd_prefix_n_evicted(s->prefix) - s->evicted);
+	s->evicted = dcpd_prefix_n_evicted(s->prefix);
 	DCPD_GAUGE(pages_cached, dcpd_prefix_n_idle(s->prefix));
 	DCPD_GAUGE(pages_used, dcpd_pages_n_used(s->pages) -
 	    dcpd_prefix_n_idle(s->prefix));
@@ -470,7 +473,7 @@ answer_drop(struct dcpd_sched *s)
 {
 	pthread_mutex_lock(&s->lock);
 	if (s->drop_want != s->drop_done) {
-		s->dropped = dcpd_prefix_evict(s->prefix, UINT32_MAX);
+		s->dropped = dcpd_prefix_drop(s->prefix);
 		s->drop_done = s->drop_want;
 		dcpd_sched_gauges(s);
 		pthread_cond_broadcast(&s->event_cv);
@@ -575,7 +578,9 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 	rc = s->wait == NULL || s->run == NULL || s->in_pass == NULL ?
 	    -ENOMEM : dcpd_pages_new(c->engine->pages, &s->pages);
 	if (rc == 0)
-		rc = dcpd_prefix_new(s->pages, c->engine->pages, &s->prefix);
+		rc = dcpd_prefix_new(s->pages, c->engine->pages,
+		    c->engine->move == NULL ? 0 : c->engine->host_pages,
+		    &s->prefix);
 	if (rc != 0) {
 		dcpd_pages_free(s->pages);
 		free(s->in_pass);
@@ -609,6 +614,7 @@ destroy(struct dcpd_sched *s)
 	free(s->result.top);
 	dcpd_prefix_free(s->prefix);
 	dcpd_pages_free(s->pages);
+	free(s->move);
 	free(s->in_pass);
 	free(s->run);
 	free(s->wait);

@@ -24,8 +24,12 @@ struct dcpd_engine {
 	int (*check)(void *self, struct dcpd_err *);	/* or NULL */
 	/* Any thread: who the step waits for, or "". NULL: cannot say. */
 	void (*waits)(void *self, char *buf, size_t cap);
+	/* Step thread, between steps: as the backend's, with host_pages > 0. */
+	int (*move)(void *self, const struct dcpk_move *, uint32_t n, bool out,
+	    struct dcpd_err *);
 	void (*close)(void *self);
 	uint32_t vocab, max_ctx, pages, dcp, world, chunk, max_running;
+	uint32_t host_pages;		/* that may leave the pool; 0: none */
 	const uint32_t *eos;
 	uint32_t n_eos;
 };

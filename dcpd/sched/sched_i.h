@@ -198,6 +198,7 @@ struct dcpd_sched {
 	/* Step thread. */
 	struct dcpd_pages *pages;	/* [step] */
 	struct dcpd_prefix *prefix;	/* [step] */
+	uint64_t evicted;		/* step thread: counted so far */
 	struct req **wait;		/* [step] by priority, then arrival */
 	uint32_t n_wait, cap_wait;	/* [step] room for all of run, too */
 	struct req **run;		/* [step] [max_running], same order */
@@ -206,6 +207,8 @@ struct dcpd_sched {
 	struct dcpd_planb plan;
 	struct req **in_pass;		/* [max_running] the plan's */
 	struct dcpk_result result;
+	struct dcpk_move *move;		/* [cap_move] one call's */
+	uint32_t cap_move;
 	uint64_t step;
 	uint32_t turn;			/* decode pass begins at run[turn] */
 
@@ -249,9 +252,11 @@ bool dcpd_req_scores_prompt(const struct req *);
 uint32_t dcpd_req_match(const struct req *, uint32_t *table);
 void dcpd_req_hit_late(struct req *);
 void dcpd_req_hit(struct req *, uint32_t n);		/* lock held */
+void dcpd_req_restore(struct req *);			/* lock held */
 void dcpd_req_publish(struct req *);			/* lock held */
 void dcpd_req_give_back(struct req *);			/* lock held */
 int dcpd_req_grow(struct req *, uint32_t pages);	/* lock held */
+int dcpd_sched_move(struct dcpd_sched *, struct dcpd_err *);
 int dcpd_sched_verify(struct dcpd_sched *, struct dcpd_err *);
 
 /* admit.c: step thread, the lock is not held */

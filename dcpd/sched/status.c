@@ -315,15 +315,17 @@ dcpd_sched_cache(struct dcpd_sched *s)
 {
 	uint64_t asked = DCPD_COUNTER(prefix_lookup_tokens);
 	uint64_t hit = DCPD_COUNTER(prefix_hit_tokens);
-	uint32_t free, idle, nodes;
+	uint32_t free, idle, nodes, host;
+	json_t *o;
 
 	DCPD_CHECK(s, SCHED_MAGIC);
 	pthread_mutex_lock(&s->lock);
 	free = dcpd_pages_n_free(s->pages);
 	idle = dcpd_prefix_n_idle(s->prefix);
 	nodes = dcpd_prefix_n_nodes(s->prefix);
+	host = dcpd_prefix_n_host(s->prefix);
 	pthread_mutex_unlock(&s->lock);
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}",
+	o = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}",
 	    "pages_total", (json_int_t)s->c.engine->pages,
 	    "pages_free", (json_int_t)free,
 	    "pages_cached", (json_int_t)idle,
@@ -334,6 +336,16 @@ dcpd_sched_cache(struct dcpd_sched *s)
 	    "hit_rate", per((double)hit, asked),
 	    "evictions", (json_int_t)DCPD_COUNTER(evictions),
 	    "preemptions", (json_int_t)DCPD_COUNTER(preemptions));
+	if (o == NULL || s->c.engine->host_pages == 0)
+		return o;
+	json_object_update_new(o, json_pack("{s:I, s:I, s:I, s:I, s:I, s:f}",
+	    "host_total", (json_int_t)s->c.engine->host_pages,
+	    "host_pages", (json_int_t)host,
+	    "host_hit_tokens", (json_int_t)DCPD_COUNTER(host_hit_tokens),
+	    "host_pages_out", (json_int_t)DCPD_COUNTER(host_pages_out),
+	    "host_pages_in", (json_int_t)DCPD_COUNTER(host_pages_in),
+	    "host_s", (double)DCPD_COUNTER(host_ns) * 1e-9));
+	return o;
 }
 
 bool

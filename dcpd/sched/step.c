@@ -493,6 +493,11 @@ run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
 	}
 	predicted = choose_way(s, plan);
 	check_plan(s, plan);
+	rc = dcpd_sched_move(s, &err);
+	if (rc != 0) {
+		failed(s, &err, rc);
+		return true;
+	}
 	dcpd_stats_pass(plan);
 	t0 = dcpd_now_ns();
 	rc = e->step(e->self, plan, &s->result, &err);

@@ -221,6 +221,7 @@ cpu_bytes(const struct dcpk_setup *s, struct dcpk_bytes *b)
 		b[r].index = keys_bytes(c) + scales_bytes(c);
 	}
 	b[0].workspace = carve(c, NULL);
+	b[0].host = dcpc_host_bytes(c);
 	free(c);
 	return 0;
 }
@@ -330,6 +331,7 @@ cpu_close(struct dcpk_ctx *c)
 		pool_unmap(c->pool[r].scales, scales_bytes(c));
 		free(c->group[r].range);
 	}
+	dcpc_host_close(c);
 	dcpc_weights_free(c);
 	if (c->ws != NULL)
 		munmap(c->ws, c->ws_bytes);
@@ -408,16 +410,17 @@ cpu_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
 	c->gather_layer = UINT32_MAX;
 	c->p = dcpc_prims_pick();
 	if ((rc = copy_token_ok(c)) == 0 && (rc = take_memory(c)) == 0 &&
-	    (rc = make_groups(c)) == 0 && (rc = dcpc_weights_alloc(c)) == 0)
+	    (rc = dcpc_host_open(c)) == 0 && (rc = make_groups(c)) == 0 && (rc = dcpc_weights_alloc(c)) == 0)
 		rc = dcpc_workers_new(c->threads, &c->workers);
 	if (rc == 0) {
 		*out = c;
 		return 0;
 	}
-	fail(err, rc, "cpu: rank pools of %zu bytes and a workspace of %zu "
-	    "could not be had: %s; lower --kv-bytes-per-rank, "
-	    "--mem-fraction-static or --chunked-prefill-size",
-	    rows_bytes(c) + keys_bytes(c), c->ws_bytes, strerror(-rc));
+	fail(err, rc, "cpu: rank pools of %zu bytes, a workspace of %zu and "
+	    "%zu for pages outside could not be had: %s; lower "
+	    "--kv-bytes-per-rank, --mem-fraction-static, --host-cache-bytes "
+	    "or --chunked-prefill-size", rows_bytes(c) + keys_bytes(c),
+	    c->ws_bytes, dcpc_host_bytes(c), strerror(-rc));
 	cpu_close(c);
 	return rc;
 }
@@ -655,6 +658,7 @@ const struct dcpk_backend dcpk_cpu = {
 	.head = dcpc_head,
 	.sample = dcpc_sample_op,
 	.step_end = cpu_step_end,
+	.move = dcpc_move,
 	.peek = cpu_peek,
 	.check = cpu_check,
 	.waits = cpu_waits,

@@ -75,6 +75,7 @@ struct dcpk_ctx {
 	uint32_t full_layers;
 	uint32_t idx_slot[DCPK_MAX_LAYERS + 1];	/* layer -> index pool */
 	struct dcpc_pools pool[DCPK_MAX_RANKS];
+	uint8_t *host;			/* host_pages slots; see host.c */
 	struct dcpc_group group[DCPK_MAX_RANKS];
 	struct dcpc_layer *layer;	/* [layers + mtp] */
 	struct dcpc_w embed, *lm_head;	/* lm_head [W] */
@@ -179,6 +180,13 @@ int dcpc_attn_out(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
 int dcpc_ffn(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
 int dcpc_head(struct dcpk_ctx *, uint32_t rank);
 int dcpc_sample_op(struct dcpk_ctx *, uint32_t rank);
+
+/* host.c */
+size_t dcpc_host_bytes(const struct dcpk_ctx *);
+int dcpc_host_open(struct dcpk_ctx *);
+void dcpc_host_close(struct dcpk_ctx *);
+int dcpc_move(struct dcpk_ctx *, const struct dcpk_move *, uint32_t n,
+    bool out, struct dcpk_err *);
 
 /* measure.c */
 int dcpc_measure(struct dcpk_ctx *, struct dcpk_speed *);

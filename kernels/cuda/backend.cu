@@ -266,6 +266,7 @@ cuda_bytes(const dcpk_setup *s, dcpk_bytes *b)
 		b[i].index = keys_bytes(c) + scales_bytes(c);
 		b[i].workspace = carve(c, &c->r[i], i, NULL);
 	}
+	b[0].host = dcpg_host_bytes(c);
 	free(c);
 	return 0;
 }
@@ -416,6 +417,7 @@ cuda_close(dcpk_ctx *c)
 		if (r->st != NULL)
 			cudaStreamDestroy(r->st);
 	}
+	dcpg_host_close(c);
 	cudaFreeHost(c->plan_pinned);
 	cudaFreeHost(c->out_pinned);
 	cudaFreeHost(c->top_pinned);
@@ -517,6 +519,8 @@ cuda_open(const dcpk_setup *s, dcpk_ctx **out, dcpk_err *err)
 		rc = open_rank(c, i, err);
 	if (rc == 0)
 		rc = open_sampler(c, err);
+	if (rc == 0)
+		rc = dcpg_host_open(c, err);
 	if (rc == 0)
 		rc = dcpg_weights_alloc(c);
 	if (rc == 0 && (cudaMallocHost(&c->plan_pinned, c->plan_cap) !=
@@ -848,6 +852,7 @@ static const dcpk_backend table = {
 	.head = dcpg_head_op,
 	.sample = dcpg_sample_op,
 	.step_end = cuda_step_end,
+	.move = dcpg_move,
 	.peek = cuda_peek,
 	.check = cuda_check,
 	.close = cuda_close,

@@ -144,6 +144,9 @@ struct dcpk_ctx {
 	dcpk_logprob *out_pinned, *top_pinned;
 	uint32_t *top_at;	/* pinned, [samples] */
 	uint32_t *own_pinned;
+
+	uint8_t *host;		/* pinned: pages outside the pools, host.cu */
+	dcpk_move *moves;	/* pinned: those of one launch */
 };
 
 /* Candidates of one rank's boundary bin that cross ranks in decode. */
@@ -198,6 +201,11 @@ int dcpg_load(dcpk_ctx *, const dcpk_weight *, dcpk_err *);
 int dcpg_ready(dcpk_ctx *, dcpk_err *);
 int dcpg_weights_alloc(dcpk_ctx *);
 void dcpg_weights_free(dcpk_ctx *);
+size_t dcpg_host_bytes(const dcpk_ctx *);
+int dcpg_host_open(dcpk_ctx *, dcpk_err *);
+void dcpg_host_close(dcpk_ctx *);
+int dcpg_move(dcpk_ctx *, const dcpk_move *, uint32_t n, bool out,
+    dcpk_err *);
 size_t dcpg_sort_bytes(uint32_t n, uint32_t segments);
 
 static inline uint8_t *

@@ -250,6 +250,7 @@ one_round(uint32_t ops)
 	fk_start(&F, (struct fk_spec){
 	    .vocab = VOCAB, .max_ctx = 900, .pages = 12 + rnd(40),
 	    .dcp = 1u << rnd(4), .chunk = chunk[rnd(5)],
+	    .host_pages = rnd(2) == 0 ? 0 : 1 + rnd(60),
 	    .max_running = 1 + rnd(12), .queue_max = 5 + rnd(60),
 	    .max_requests_uid = rnd(2) == 0 ? 0 : 20, .way = -1 }, NULL);
 	F.e.step_us = rnd(2) == 0 ? 0 : rnd(80);
@@ -301,15 +302,18 @@ main(void)
 		ops -= n;
 	}
 	fprintf(stderr, "fuzz_sched: %llu requests, %llu of %llu prompt tokens "
-	    "hit, %llu evictions, %llu preemptions\n",
+	    "hit, %llu of them from host memory, %llu evictions, "
+	    "%llu preemptions\n",
 	    (unsigned long long)total,
 	    (unsigned long long)DCPD_COUNTER(prefix_hit_tokens),
 	    (unsigned long long)DCPD_COUNTER(prefix_lookup_tokens),
+	    (unsigned long long)DCPD_COUNTER(host_hit_tokens),
 	    (unsigned long long)DCPD_COUNTER(evictions),
 	    (unsigned long long)DCPD_COUNTER(preemptions));
 	/* It did what it is for. */
 	return total > 0 && (all < 20000 ||
 	    (DCPD_COUNTER(prefix_hit_tokens) > all / 4 &&
+	    DCPD_COUNTER(host_hit_tokens) > all / 100 &&
 	    DCPD_COUNTER(evictions) > all / 100 &&
 	    DCPD_COUNTER(preemptions) > all / 1000)) ?
 	    EXIT_SUCCESS : EXIT_FAILURE;

@@ -152,6 +152,27 @@ fk_step(void *self, const struct dcpk_plan *p, struct dcpk_result *res,
 	return 0;
 }
 
+static int
+fk_move(void *self, const struct dcpk_move *m, uint32_t n, bool out,
+    struct dcpd_err *err)
+{
+	struct fk_engine *e = self;
+
+	for (uint32_t i = 0; i < n; i++, m++) {
+		uint64_t *page = e->pool + m->page * 64;
+		uint64_t *slot = e->host + m->slot * 64;
+
+		if (m->page >= e->e.pages || m->slot >= e->e.host_pages)
+			return dcpd_fail(err, -ERANGE, "move: page %u, slot "
+			    "%u", m->page, m->slot);
+		memcpy(out ? slot : page, out ? page : slot,
+		    64 * sizeof *page);
+		/* Who reads a page that left, reads nonsense. */
+		memset(out ? page : slot, 0xa5, 64 * sizeof *page);
+	}
+	return 0;
+}
+
 static void
 fk_predict(void *self, const struct dcpk_plan *p, double s[3])
 {
@@ -166,7 +187,8 @@ fk_engine_open(struct fk_engine *e, const struct fk_spec *sp)
 	memset(e, 0, sizeof *e);
 	e->eos[0] = FK_EOS;
 	e->e = (struct dcpd_engine){
-		.name = "fake", .self = e, .step = fk_step,
+		.name = "fake", .self = e, .step = fk_step, .move = fk_move,
+		.host_pages = sp->host_pages,
 		.predict = sp->predict ? fk_predict : NULL,
 		.vocab = sp->vocab, .max_ctx = sp->max_ctx,
 		.pages = sp->pages, .dcp = sp->dcp, .world = sp->world,
@@ -174,6 +196,7 @@ fk_engine_open(struct fk_engine *e, const struct fk_spec *sp)
 		.eos = e->eos, .n_eos = 1,
 	};
 	e->pool = calloc((size_t)sp->pages * 64, sizeof *e->pool);
+	e->host = calloc((size_t)sp->host_pages * 64 + 1, sizeof *e->host);
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_cond_init(&e->cv, NULL);
 }
@@ -182,6 +205,7 @@ void
 fk_engine_close(struct fk_engine *e)
 {
 	free(e->pool);
+	free(e->host);
 	free(e->log);
 	free(e->adj);
 	pthread_cond_destroy(&e->cv);

@@ -30,6 +30,7 @@ struct fk_engine {
 	struct dcpd_engine e;
 	uint32_t eos[1];
 	uint64_t *pool;			/* [pages * 64] */
+	uint64_t *host;			/* [host_pages * 64] */
 	pthread_mutex_t lock;
 	pthread_cond_t cv;
 	bool gated;			/* passes wait to be let through */
@@ -49,6 +50,7 @@ struct fk_engine {
 
 struct fk_spec {			/* engine and scheduler */
 	uint32_t vocab, max_ctx, pages, dcp, world, chunk, max_running;
+	uint32_t host_pages;
 	uint32_t queue_max, max_requests_uid;
 	int way;
 	bool predict;

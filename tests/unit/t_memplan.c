@@ -149,6 +149,7 @@ same_bytes(const struct dcpk_bytes *a, const struct dcpk_bytes *b,
 	SAME(rows);
 	SAME(index);
 	SAME(workspace);
+	SAME(host);
 #undef SAME
 }
 
@@ -167,7 +168,7 @@ plan_and_open(const char *dir, const struct dcpd_memplan_in *in)
 
 	make_plan(in);
 	ck_assert_int_eq(dcpd_topology(&in->layout, &cfg.m, &t, &err), 0);
-	dcpd_memplan_setup(in, &t, plan.pages, &s);
+	dcpd_memplan_setup(in, &t, plan.pages, plan.host_pages, &s);
 	ck_assert_msg(dcpk_cpu.open(&s, &c, &ke) == 0, "%s", ke.text);
 	ck_assert_msg(dcpd_weights_load(dir, &cfg, &t, &dcpk_cpu, c, &o,
 	    &err) == 0, "%s", err.text);
@@ -197,6 +198,7 @@ START_TEST(planned_is_allocated)
 		in = input("cpu", layouts[_i].tp, layouts[_i].cp,
 		    layouts[_i].dcp, kv[k]);
 		in.kv_bytes_per_rank = 7654321;
+		in.host_cache_bytes = k == 1 ? 0 : 3210987;
 		plan_and_open(dir, &in);
 	}
 	dcpd_config_free(&cfg);

@@ -17,10 +17,16 @@ static struct dcpd_pages *P;
 static struct dcpd_prefix *T;
 
 static void
-open_tree(uint32_t pages)
+open_with_host(uint32_t pages, uint32_t slots)
 {
 	ck_assert_int_eq(dcpd_pages_new(pages, &P), 0);
-	ck_assert_int_eq(dcpd_prefix_new(P, pages, &T), 0);
+	ck_assert_int_eq(dcpd_prefix_new(P, pages, slots, &T), 0);
+}
+
+static void
+open_tree(uint32_t pages)
+{
+	open_with_host(pages, 0);
 }
 
 static void
@@ -380,10 +386,193 @@ START_TEST(random_use_agrees_with_a_plain_list)
 }
 END_TEST
 
+/* --- host memory ------------------------------------------------------- */
+
+/* What the pages and slots hold: the text up to their end, as a number. */
+static uint64_t pool_rows[PAGES], host_rows[PAGES];
+
+static uint64_t
+rows_of(const char *salt, const char *kind, size_t n)
+{
+	uint64_t h = salt == NULL ? 7 : (uint64_t)salt[0];
+
+	for (size_t i = 0; i < n; i++)
+		h = h * 1000003 + (uint64_t)kind[i];
+	return h;
+}
+
+static void
+do_moves(void)
+{
+	const struct dcpd_move *m;
+	uint32_t n;
+
+	m = dcpd_prefix_moves(T, &n);
+	for (uint32_t i = 0; i < n; i++)
+		if (m[i].page == DCPD_NO_PAGE)
+			ck_assert(m[i].out);
+		else if (m[i].out)
+			host_rows[m[i].slot] = pool_rows[m[i].page];
+		else
+			pool_rows[m[i].page] = host_rows[m[i].slot];
+	dcpd_prefix_moved(T);
+}
+
+/*
+ * As a request: what the pool has, what host memory has, the rest computed,
+ * while pages can be had. Moves are done before anything is computed, if at
+ * all. Returns its pages; *back: how many of them came back.
+ */
+static uint32_t
+run(const char *salt, const char *kind, uint32_t *table, uint32_t *back)
+{
+	uint32_t tokens[64 * 8], n = (uint32_t)strlen(kind), i, j;
+
+	text(kind, tokens);
+	i = dcpd_prefix_match(T, salt, tokens, 0, n, table);
+	dcpd_prefix_hold(T, table, i);
+	j = dcpd_prefix_restore(T, salt, tokens, i, n, table);
+	*back = j - i;
+	check();
+	for (i = j; i < n; i++) {
+		if (dcpd_pages_n_free(P) == 0 && dcpd_prefix_evict(T, 1) == 0)
+			break;
+		ck_assert_int_eq(dcpd_pages_get(P, 1, &table[i]), 0);
+		do_moves();
+		pool_rows[table[i]] = rows_of(salt, kind, i + 1);
+		table[i] = dcpd_prefix_add(T, salt, i == 0 ? DCPD_NO_PAGE :
+		    table[i - 1], tokens + 64 * i, table[i]);
+		check();
+	}
+	return i;
+}
+
+static uint32_t
+run_and_leave(const char *kind)
+{
+	uint32_t table[8], back, n = run(NULL, kind, table, &back);
+
+	ck_assert_uint_eq(n, strlen(kind));
+	do_moves();
+	for (uint32_t i = 0; i < n; i++)
+		ck_assert_uint_eq(pool_rows[table[i]], rows_of(NULL, kind,
+		    i + 1));
+	dcpd_prefix_release(T, table, n);
+	check();
+	return back;
+}
+
+START_TEST(evicted_pages_come_back_from_host_memory)
+{
+	open_with_host(4, 8);
+	ck_assert_uint_eq(run_and_leave("abcd"), 0);
+	ck_assert_uint_eq(run_and_leave("wxyz"), 0);
+	ck_assert_uint_eq(dcpd_prefix_n_host(T), 4);
+	ck_assert_uint_eq(dcpd_prefix_n_nodes(T), 4);
+	ck_assert_uint_eq(hit(NULL, "abcd"), 0);	/* not in the pool */
+	ck_assert_uint_eq(run_and_leave("abcd"), 4);
+	ck_assert_uint_eq(dcpd_prefix_n_host(T), 4);	/* the others */
+	/* The pool has its beginning, host memory the rest. */
+	ck_assert_uint_eq(run_and_leave("wx"), 2);
+	ck_assert_uint_eq(hit(NULL, "abcd"), 2);
+	ck_assert_uint_eq(run_and_leave("abcd"), 2);
+	ck_assert_uint_eq(dcpd_prefix_n_evicted(T), 4 + 4 + 2 + 2);
+	close_tree();
+}
+END_TEST
+
+START_TEST(the_least_recently_used_of_host_memory_leave)
+{
+	open_with_host(2, 3);
+	run_and_leave("ab");
+	run_and_leave("cd");
+	run_and_leave("ef");		/* d c of cd; b went, a is there yet */
+	ck_assert_uint_eq(dcpd_prefix_n_host(T), 3);
+	ck_assert_uint_eq(run_and_leave("a"), 1);
+	/* f went out for it, and d, the oldest leaf, for f. */
+	ck_assert_uint_eq(run_and_leave("cd"), 1);
+	ck_assert_uint_eq(run_and_leave("ab"), 1);
+	close_tree();
+}
+END_TEST
+
+/* Computed anew although host memory had it: the two become one. */
+START_TEST(computed_anew_takes_the_place_of_the_copy)
+{
+	uint32_t tokens[64 * 2], page;
+
+	open_with_host(2, 4);
+	run_and_leave("ab");
+	run_and_leave("cd");
+	ck_assert_uint_eq(dcpd_prefix_n_host(T), 2);
+	ck_assert_uint_eq(dcpd_prefix_evict(T, 1), 1);
+	text("ab", tokens);
+	ck_assert_int_eq(dcpd_pages_get(P, 1, &page), 0);
+	ck_assert_uint_eq(dcpd_prefix_add(T, NULL, DCPD_NO_PAGE, tokens, page),
+	    page);
+	ck_assert_uint_eq(dcpd_prefix_n_host(T), 2);	/* b, d */
+	check();
+	dcpd_prefix_release(T, &page, 1);
+	pool_rows[page] = rows_of(NULL, "a", 1);
+	do_moves();
+	ck_assert_uint_eq(run_and_leave("ab"), 1);
+	ck_assert_uint_eq(dcpd_prefix_drop(T), 4);
+	ck_assert_uint_eq(dcpd_prefix_n_host(T), 0);
+	ck_assert_uint_eq(dcpd_pages_n_used(P), 0);
+	close_tree();
+}
+END_TEST
+
+START_TEST(random_use_with_host_memory_finds_the_right_rows)
+{
+	static const char *const salts[] = { NULL, NULL, "s" };
+	static const uint32_t slots[] = { 1, 3, 20, 40 };
+	struct { uint32_t table[8], n; } h[5] = { 0 };
+	unsigned seed = (unsigned)_i + 1;
+	uint64_t came_back = 0, was = 0;
+
+	open_with_host(14, slots[_i]);
+	for (unsigned i = 0; i < 20000; i++) {
+		unsigned one = (unsigned)rand_r(&seed) % 5;
+		uint32_t n = 1 + (uint32_t)rand_r(&seed) % 6, back;
+		const char *salt = salts[rand_r(&seed) % 3];
+		char kind[8] = { 0 };
+
+		for (uint32_t k = 0; k < n; k++)
+			kind[k] = (char)('a' + rand_r(&seed) % 3);
+		if (rand_r(&seed) % 500 == 0)
+			dcpd_prefix_drop(T);
+		if (h[one].n > 0) {
+			dcpd_prefix_release(T, h[one].table, h[one].n);
+			h[one].n = 0;
+		} else {
+			h[one].n = run(salt, kind, h[one].table, &back);
+			came_back += back;
+			/* Now and then they wait for later ones. */
+			if (rand_r(&seed) % 3 > 0) {
+				do_moves();
+				for (uint32_t k = 0; k < h[one].n; k++)
+					ck_assert_uint_eq(
+					    pool_rows[h[one].table[k]],
+					    rows_of(salt, kind, k + 1));
+			}
+		}
+		ck_assert_uint_le(dcpd_prefix_n_host(T), slots[_i]);
+		ck_assert_uint_ge(dcpd_prefix_n_evicted(T), was);
+		was = dcpd_prefix_n_evicted(T);
+		check();
+	}
+	ck_assert_uint_gt(came_back, 100);
+	for (unsigned i = 0; i < 5; i++)
+		dcpd_prefix_release(T, h[i].table, h[i].n);
+	close_tree();
+}
+END_TEST
+
 START_TEST(no_pages_is_refused)
 {
 	ck_assert_int_eq(dcpd_pages_new(1, &P), 0);
-	ck_assert_int_eq(dcpd_prefix_new(P, 0, &T), -EINVAL);
+	ck_assert_int_eq(dcpd_prefix_new(P, 0, 0, &T), -EINVAL);
 	dcpd_pages_free(P);
 }
 END_TEST
@@ -403,6 +592,11 @@ main(void)
 	tcase_add_test(t, the_least_recently_used_leaf_goes_first);
 	tcase_add_test(t, check_finds_what_is_wrong);
 	tcase_add_loop_test(t, random_use_agrees_with_a_plain_list, 0, 3);
+	tcase_add_test(t, evicted_pages_come_back_from_host_memory);
+	tcase_add_test(t, the_least_recently_used_of_host_memory_leave);
+	tcase_add_test(t, computed_anew_takes_the_place_of_the_copy);
+	tcase_add_loop_test(t,
+	    random_use_with_host_memory_finds_the_right_rows, 0, 4);
 	tcase_add_test(t, no_pages_is_refused);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);

@@ -303,6 +303,48 @@ START_TEST(evicted_and_computed_again)
 }
 END_TEST
 
+/* Pushed out of the pool, both come back; the fake rows are moved for real. */
+START_TEST(evicted_to_host_memory_and_hit_again)
+{
+	uint32_t *p[3];
+	struct fk_req q[3];
+
+	fk_start(&F, (struct fk_spec){ .pages = 16, .host_pages = 40,
+	    .dcp = 1u << _i }, NULL);
+	for (unsigned i = 0; i < 3; i++) {
+		p[i] = fk_prompt(VOCAB, 641, i + 1);
+		q[i] = tokens(p[i], 641, 70);
+		expect(submit(&q[i]), &q[i], 0);
+	}
+	ck_assert_int_eq(fk_idle(&F), 0);
+	/* 11 pages of each text; some of the third's are in the pool. */
+	ck_assert_int_eq(fk_status(&F, "pages_host"),
+	    fk_status(&F, "evictions"));
+	ck_assert_int_eq(fk_status(&F, "pages_host") +
+	    fk_status(&F, "pages_cached"), 33);
+	for (unsigned i = 0; i < 3; i++)
+		expect(submit(&q[i]), &q[i], 640);
+	ck_assert_int_gt(fk_status(&F, "host_hit_tokens"), 640);
+	ck_assert_int_eq(fk_status(&F, "host_hit_tokens"),
+	    64 * fk_status(&F, "host_pages_in"));
+	/* What is dropped is dropped there, too. */
+	expect(submit(&q[0]), &q[0], 640);
+	{
+		struct dcpd_err err;
+		uint32_t pages;
+
+		ck_assert_int_eq(fk_idle(&F), 0);
+		ck_assert_int_eq(dcpd_sched_cache_drop(F.s, &pages, &err), 0);
+		ck_assert_uint_eq(pages, 33);
+		ck_assert_int_eq(fk_status(&F, "pages_host"), 0);
+	}
+	expect(submit(&q[0]), &q[0], 0);
+	for (unsigned i = 0; i < 3; i++)
+		free(p[i]);
+	finish();
+}
+END_TEST
+
 START_TEST(dropped_by_the_admin)
 {
 	uint32_t *p = fk_prompt(VOCAB, 640, 1), pages = 0;
@@ -358,6 +400,7 @@ main(void)
 	tcase_add_test(t, a_page_that_another_finished_first_is_taken);
 	tcase_add_test(t, alternating_sessions_keep_their_hits);
 	tcase_add_test(t, evicted_and_computed_again);
+	tcase_add_loop_test(t, evicted_to_host_memory_and_hit_again, 0, 4);
 	tcase_add_test(t, dropped_by_the_admin);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
