@@ -472,31 +472,6 @@ ctl_check(int argc, char **argv)
 	return simple(argc, argv, "check [-j]", "ok: the invariants hold");
 }
 
-int
-ctl_cache(int argc, char **argv)
-{
-	struct ctl_list op = { NULL, 0 };
-	json_t *r = NULL;
-	int rc;
-
-	rc = ctl_parse(argc, argv, none, "cache stats|drop [-j]", &op);
-	if (rc == 0 && (op.n != 1 || (strcmp(op.v[0], "stats") != 0 &&
-	    strcmp(op.v[0], "drop") != 0)))
-		rc = ctl_fail(CTL_USAGE, "cache: give stats or drop");
-	if (rc == 0)
-		rc = ctl_admin(json_pack("{s:s,s:s}", "cmd", "cache", "op",
-		    op.v[0]), false, &r);
-	if (rc == 0 && ctl.json)
-		ctl_print_json(json_incref(r));
-	else if (rc == 0 && strcmp(op.v[0], "stats") == 0)
-		ctl_print_scalars(r);
-	else if (rc == 0)
-		printf("%lld pages dropped\n", integer(r, "pages"));
-	json_decref(r);
-	free(op.v);
-	return rc > 0 ? rc : CTL_OK;
-}
-
 /* "name value (default D, from the file)" */
 static void
 print_changed(const json_t *c)

@@ -1,7 +1,7 @@
 # dcpctl: a client like any other, but for `bench ipc`, which brings a server.
 bin_PROGRAMS += dcpctl/dcpctl
 dcpctl_dcpctl_SOURCES = dcpctl/admin.c dcpctl/bench.c dcpctl/bench_ipc.c \
-	dcpctl/bench_ipc.h dcpctl/measure.c dcpctl/measure.h \
+	dcpctl/bench_ipc.h dcpctl/cache.c dcpctl/measure.c dcpctl/measure.h \
 	dcpctl/top.c dcpctl/trace.c dcpctl/trace.h dcpctl/trace_file.c \
 	dcpctl/trace_report.c dcpctl/trace_tokens.c \
 	dcpctl/chat.c dcpctl/ctl.h dcpctl/generate.c dcpctl/main.c \

@@ -32,7 +32,7 @@ static const struct command {
 	{ "plan", "the memory plan of a model, without a daemon", ctl_plan },
 	{ "bench", "measure: ipc, decode, prefill, trace", ctl_bench },
 	{ "check", "the daemon's invariants", ctl_check },
-	{ "cache", "the prefix cache: stats, drop", ctl_cache },
+	{ "cache", "the prefix cache: stats, drop, pin, unpin", ctl_cache },
 	{ "plugins", "front ends: state and their own numbers", ctl_plugins },
 	{ "config", "the daemon's configuration: show, changed", ctl_config },
 	{ "version", "versions of dcpctl and of the daemon", ctl_version },

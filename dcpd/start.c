@@ -578,6 +578,7 @@ start_sched(struct dcpd_daemon *d, struct dcpd_err *err)
 		.parser = d->parser, .way = dcpd_options_way(o),
 		.queue_max = o->queue_max,
 		.max_requests_uid = o->max_requests_uid,
+		.pin_fraction = o->pin_fraction,
 		.def_top_p = 1,
 	};
 	int rc;

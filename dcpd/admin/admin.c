@@ -17,7 +17,7 @@
 #include "dcpd/admin/admin.h"
 
 #define CONNS 16
-#define LINE_MAX_BYTES (64u << 10)	/* of one request */
+#define LINE_MAX_BYTES (4u << 20)	/* of one request: a pin of a long text */
 #define IDLE_S 60.0	/* a connection that neither reads nor asks is closed */
 #define PAUSE_MS 100	/* after a failed accept: no descriptors are left */
 
@@ -214,7 +214,7 @@ handle_line(struct dcpd_admin *a, struct conn *c, const char *line, size_t len)
 static void
 conn_step(struct dcpd_admin *a, struct conn *c)
 {
-	char line[LINE_MAX_BYTES], *nl;
+	char *line, *nl;
 	size_t len;
 
 	if (c->fd < 0 || c->out != NULL || c->slow || c->in_len == 0)
@@ -226,10 +226,16 @@ conn_step(struct dcpd_admin *a, struct conn *c)
 		return;
 	}
 	len = (size_t)(nl - c->in);
+	line = malloc(len + 1);
+	if (line == NULL) {
+		conn_close(a, c);
+		return;
+	}
 	memcpy(line, c->in, len);
 	c->in_len -= len + 1;
 	memmove(c->in, nl + 1, c->in_len);
 	handle_line(a, c, line, len);
+	free(line);
 }
 
 static void

@@ -177,22 +177,105 @@ check(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 	    "all, on each rank", "device", e != NULL && e->check != NULL);
 }
 
+/* "tokens" []: malloc'd, *n of them; NULL and *n 0 if there are none. */
+static int
+tokens_of(const json_t *request, uint32_t **v, uint32_t *n,
+    struct dcpd_err *err)
+{
+	const json_t *a = json_object_get(request, "tokens"), *t;
+	size_t i;
+
+	*v = NULL;
+	*n = 0;
+	if (a == NULL)
+		return 0;
+	if (!json_is_array(a) || json_array_size(a) == 0)
+		return dcpd_fail(err, -EINVAL, "cache: \"tokens\": want an "
+		    "array of token ids");
+	*v = malloc(json_array_size(a) * sizeof **v);
+	if (*v == NULL)
+		return dcpd_fail(err, -ENOMEM, "out of memory");
+	json_array_foreach(a, i, t) {
+		if (!json_is_integer(t) || json_integer_value(t) < 0 ||
+		    json_integer_value(t) > UINT32_MAX) {
+			free(*v);
+			return dcpd_fail(err, -EINVAL, "cache: \"tokens\": "
+			    "entry %zu is no token id", i);
+		}
+		(*v)[i] = (uint32_t)json_integer_value(t);
+	}
+	*n = (uint32_t)json_array_size(a);
+	return 0;
+}
+
+static json_t *
+cache_pin(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	const json_t *r = json_object_get(request, "request");
+	uint64_t id, live = (uint64_t)json_integer_value(r);
+	uint32_t *tokens, n, pages;
+	int rc;
+
+	if (tokens_of(request, &tokens, &n, err) != 0)
+		return NULL;
+	if ((n == 0) == (r == NULL) || (r != NULL && (!json_is_integer(r) ||
+	    json_integer_value(r) < 0))) {
+		free(tokens);
+		dcpd_fail(err, -EINVAL, "cache: pin: want \"tokens\" or the "
+		    "number of a \"request\"");
+		return NULL;
+	}
+	rc = dcpd_sched_pin(run->sched, tokens, n, json_string_value(
+	    json_object_get(request, "salt")), live, &id, &pages, err);
+	free(tokens);
+	if (rc != 0)
+		return NULL;
+	dcpd_log(LOG_NOTICE, "prefix cache: pin %llu holds %u pages",
+	    (unsigned long long)id, pages);
+	return json_pack("{s:I, s:I, s:I}", "id", (json_int_t)id, "pages",
+	    (json_int_t)pages, "tokens", (json_int_t)pages *
+	    DCPD_PAGE_TOKENS);
+}
+
+static json_t *
+cache_unpin(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	const json_t *id = json_object_get(request, "id");
+	uint32_t pages;
+
+	if (id != NULL && (!json_is_integer(id) ||
+	    json_integer_value(id) <= 0)) {
+		dcpd_fail(err, -EINVAL, "cache: unpin: \"id\": want the number "
+		    "that `dcpctl cache stats -j` shows; without it all go");
+		return NULL;
+	}
+	if (dcpd_sched_unpin(run->sched, (uint64_t)json_integer_value(id),
+	    &pages, err) != 0)
+		return NULL;
+	dcpd_log(LOG_NOTICE, "prefix cache: %u pages unpinned", pages);
+	return json_pack("{s:I}", "pages", (json_int_t)pages);
+}
+
 static json_t *
 cache(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 {
 	const char *op = json_string_value(json_object_get(request, "op"));
 	uint32_t pages;
 
-	if (op == NULL ||
-	    (strcmp(op, "stats") != 0 && strcmp(op, "drop") != 0)) {
-		dcpd_fail(err, -EINVAL, "cache: \"op\": want \"stats\" or "
-		    "\"drop\"");
+	if (op == NULL || (strcmp(op, "stats") != 0 && strcmp(op, "drop") != 0
+	    && strcmp(op, "pin") != 0 && strcmp(op, "unpin") != 0)) {
+		dcpd_fail(err, -EINVAL, "cache: \"op\": want \"stats\", "
+		    "\"drop\", \"pin\" or \"unpin\"");
 		return NULL;
 	}
 	if (need_ready(run, err) != 0)
 		return NULL;
 	if (strcmp(op, "stats") == 0)
 		return dcpd_sched_cache(run->sched);
+	if (strcmp(op, "pin") == 0)
+		return cache_pin(run, request, err);
+	if (strcmp(op, "unpin") == 0)
+		return cache_unpin(run, request, err);
 	if (dcpd_sched_cache_drop(run->sched, &pages, err) != 0)
 		return NULL;
 	dcpd_log(LOG_NOTICE, "prefix cache: %u pages dropped", pages);
@@ -239,7 +322,7 @@ static const struct dcpd_admin_command commands[] = {
 	{ "resume", "accept requests again", false, resume },
 	{ "idle", "is no request left?", false, idle },
 	{ "check", "invariants of pages and device memory", true, check },
-	{ "cache", "the prefix cache: \"op\" stats or drop", true, cache },
+	{ "cache", "the prefix cache: \"op\" stats, drop, pin or unpin", true, cache },
 	{ "config", "the configuration: \"op\" show or changed", false,
 	    config },
 	{ "plugins", "front ends: version, state, their own numbers", false,

@@ -94,6 +94,8 @@ X(ACT, REAL, mem_fraction, "mem-fraction-static", "", "0", "0..0.99", \
 X(ACT, BYTES, host_cache, "host-cache-bytes", "", "0", "", \
   "host memory for cached pages that leave the pool and come back when they " \
   "are hit; 0: none") \
+X(ACT, REAL, pin_fraction, "pin-fraction", "", "0.5", "0..0.95", \
+  "part of the pool that `dcpctl cache pin` may hold") \
 X(CHECK, ENUM, page_size, "page-size", "", "64", "64", \
   "tokens of a page, whatever --dcp-size is") \
 GROUP("Scheduling") \

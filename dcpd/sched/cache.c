@@ -258,7 +258,7 @@ check_table(const struct req *r, uint32_t *refs, struct dcpd_err *err)
 	return 0;
 }
 
-/* refs [pages]: how many running requests have each page in their table. */
+/* refs [pages]: how many running requests and pins have each page. */
 static int
 check_refs(const struct dcpd_sched *s, uint32_t *refs, struct dcpd_err *err)
 {
@@ -270,7 +270,7 @@ check_refs(const struct dcpd_sched *s, uint32_t *refs, struct dcpd_err *err)
 		/* One more where the cache has it. */
 		if (n != refs[i] && n != refs[i] + 1)
 			return dcpd_fail(err, -EUCLEAN, "page %u has %u "
-			    "references, %u requests hold it", i, n, refs[i]);
+			    "references, %u requests and pins hold it", i, n, refs[i]);
 		idle += refs[i] == 0 && n == 1;
 		refs[i] = n - refs[i];
 	}
@@ -301,6 +301,7 @@ dcpd_sched_verify(struct dcpd_sched *s, struct dcpd_err *err)
 		return dcpd_fail(err, -ENOMEM, "check: out of memory");
 	for (uint32_t i = 0; i < s->n_run && rc == 0; i++)
 		rc = check_table(s->run[i], refs, err);
+	dcpd_pins_count(s, refs);
 	if (rc == 0)
 		rc = check_refs(s, refs, err);
 	free(refs);

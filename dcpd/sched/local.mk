@@ -9,6 +9,7 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/admit.c \
 	dcpd/sched/step.c \
 	dcpd/sched/cache.c \
+	dcpd/sched/pin.c \
 	dcpd/sched/output.c \
 	dcpd/sched/status.c \
 	dcpd/sched/page_map.c \

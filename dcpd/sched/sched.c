@@ -357,6 +357,10 @@ take_inbox(struct dcpd_sched *s)
 			s->wait = v;
 			s->cap_wait *= 2;
 		}
+		if (dcpd_pin_leaves_room(s, r, &r->err) != 0) {
+			dcpd_req_end(r, 0, &r->err);
+			continue;
+		}
 		r->state = R_WAIT;
 		dcpd_reqs_insert(s->wait, &s->n_wait, r);
 	}
@@ -481,6 +485,20 @@ answer_drop(struct dcpd_sched *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
+/* dcpd_sched_pin() and dcpd_sched_unpin() ask; likewise. */
+static void
+answer_pin(struct dcpd_sched *s)
+{
+	pthread_mutex_lock(&s->lock);
+	if (s->pin_want != s->pin_done) {
+		dcpd_pin_answer(s);
+		s->pin_done = s->pin_want;
+		dcpd_sched_gauges(s);
+		pthread_cond_broadcast(&s->event_cv);
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
 static void
 check_after_step(struct dcpd_sched *s)
 {
@@ -520,6 +538,7 @@ step_main(void *arg)
 		dcpd_sched_flush_posts(s);
 		ran = false;
 		answer_drop(s);
+		answer_pin(s);
 		if (!s->failed) {
 			dcpd_sched_admit(s);
 			ran = dcpd_sched_step(s);
@@ -575,7 +594,9 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 	s->wait = calloc(s->cap_wait, sizeof *s->wait);
 	s->run = calloc(c->engine->max_running, sizeof *s->run);
 	s->in_pass = calloc(c->engine->max_running, sizeof *s->in_pass);
-	rc = s->wait == NULL || s->run == NULL || s->in_pass == NULL ?
+	s->pin_refs = calloc(c->engine->pages, sizeof *s->pin_refs);
+	rc = s->wait == NULL || s->run == NULL || s->in_pass == NULL ||
+	    s->pin_refs == NULL ?
 	    -ENOMEM : dcpd_pages_new(c->engine->pages, &s->pages);
 	if (rc == 0)
 		rc = dcpd_prefix_new(s->pages, c->engine->pages,
@@ -583,6 +604,7 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 		    &s->prefix);
 	if (rc != 0) {
 		dcpd_pages_free(s->pages);
+		free(s->pin_refs);
 		free(s->in_pass);
 		free(s->run);
 		free(s->wait);
@@ -612,8 +634,10 @@ destroy(struct dcpd_sched *s)
 	dcpd_planb_free(&s->plan);
 	free(s->result.out);
 	free(s->result.top);
+	dcpd_pins_free(s);
 	dcpd_prefix_free(s->prefix);
 	dcpd_pages_free(s->pages);
+	free(s->pin_refs);
 	free(s->move);
 	free(s->in_pass);
 	free(s->run);

@@ -52,6 +52,7 @@ struct dcpd_sched_config {
 	uint32_t max_requests_uid;
 	float def_temperature, def_top_p;
 	int32_t def_top_k;
+	double pin_fraction;		/* of the pool that pins may hold */
 	bool check_steps;		/* plans and the invariant, at each step;
 					   sanitizer builds always do */
 };
@@ -84,6 +85,15 @@ int dcpd_sched_cache_drop(struct dcpd_sched *, uint32_t *pages,
 /* The same without waiting, any thread: what is submitted later finds nothing
  * of it. *pages: how many those are. */
 void dcpd_sched_cache_flush(struct dcpd_sched *, uint32_t *pages);
+/*
+ * Keep the pages that the cache has of tokens [n], or with n 0 of a running
+ * request's prompt, in the pool until unpin. *id names the pin.
+ */
+int dcpd_sched_pin(struct dcpd_sched *, const uint32_t *tokens, uint32_t n,
+    const char *salt, uint64_t request, uint64_t *id, uint32_t *pages,
+    struct dcpd_err *);
+int dcpd_sched_unpin(struct dcpd_sched *, uint64_t id /* 0: all */,
+    uint32_t *pages, struct dcpd_err *);
 /*
  * Every live request gets an ERROR; joins, frees. After ipc, which calls in
  * here, has stopped, and before the text pool, which this waits for.

@@ -190,6 +190,8 @@ struct dcpd_sched {
 	struct dcpd_grams *grams;	/* made when first asked for */
 	bool failed;			/* [step] */
 	struct dcpd_err fail;		/* [step] */
+	struct dcpd_pin_ask *pin_ask;	/* [lock] what an admin waits for */
+	uint64_t pin_want, pin_done;	/* [lock] */
 	uint64_t check_want, check_done;	/* [lock] */
 	struct dcpd_err check_err;	/* [lock] of check_done */
 	uint64_t drop_want, drop_done;	/* [lock] */
@@ -207,6 +209,10 @@ struct dcpd_sched {
 	struct dcpd_planb plan;
 	struct req **in_pass;		/* [max_running] the plan's */
 	struct dcpk_result result;
+	struct pin *pins;		/* [step] */
+	uint32_t *pin_refs;		/* step thread: [pages] pins of each */
+	uint32_t n_pinned;		/* [step] pages of them, each once */
+	uint64_t pin_id;		/* step thread */
 	struct dcpk_move *move;		/* [cap_move] one call's */
 	uint32_t cap_move;
 	uint64_t step;
@@ -215,6 +221,19 @@ struct dcpd_sched {
 	struct way_stat way[3];		/* [step] */
 	uint64_t rate_sec[RATE_BINS];	/* [lock] which second a bin is of */
 	uint32_t rate_tok[RATE_BINS];	/* [lock] */
+};
+
+/* What an admin asks of the pins (pin.c), and what came of it. */
+struct dcpd_pin_ask {
+	bool unpin;
+	uint64_t id;		/* unpin: which, 0 all; pin: comes back */
+	uint64_t request;	/* pin, if n is 0 */
+	const uint32_t *tokens;	/* [n] pin */
+	uint32_t n;
+	const char *salt;	/* or NULL */
+	uint32_t pages;		/* comes back */
+	int rc;
+	struct dcpd_err err;
 };
 
 /* request.c */
@@ -258,6 +277,14 @@ void dcpd_req_give_back(struct req *);			/* lock held */
 int dcpd_req_grow(struct req *, uint32_t pages);	/* lock held */
 int dcpd_sched_move(struct dcpd_sched *, struct dcpd_err *);
 int dcpd_sched_verify(struct dcpd_sched *, struct dcpd_err *);
+
+/* pin.c: step thread; the lock is held, but for the first. */
+int dcpd_pin_leaves_room(const struct dcpd_sched *, const struct req *,
+    struct dcpd_err *);
+void dcpd_pin_answer(struct dcpd_sched *);
+void dcpd_pins_free(struct dcpd_sched *);
+void dcpd_pins_count(const struct dcpd_sched *, uint32_t *refs);
+json_t *dcpd_pins_json(const struct dcpd_sched *);
 
 /* admit.c: step thread, the lock is not held */
 void dcpd_sched_admit(struct dcpd_sched *);

@@ -310,13 +310,67 @@ dcpd_sched_cache_flush(struct dcpd_sched *s, uint32_t *pages)
 	pthread_mutex_unlock(&s->lock);
 }
 
+/*
+ * Its answer, or none in time: then the ask is taken back. One at a time: who
+ * comes while another waits is told so.
+ */
+static int
+ask_pins(struct dcpd_sched *s, struct dcpd_pin_ask *a, struct dcpd_err *err)
+{
+	int rc;
+
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	if (s->pin_ask != NULL) {
+		pthread_mutex_unlock(&s->lock);
+		return dcpd_fail(err, -EBUSY, "another pin is being set: try "
+		    "again");
+	}
+	s->pin_ask = a;
+	rc = at_boundary(s, &s->pin_want, &s->pin_done,
+	    a->unpin ? "unpinned" : "pinned", err);
+	if (s->pin_ask == a)
+		s->pin_ask = NULL;
+	pthread_mutex_unlock(&s->lock);
+	return rc != 0 ? rc : a->rc == 0 ? 0 :
+	    dcpd_fail(err, a->rc, "%s", a->err.text);
+}
+
+int
+dcpd_sched_pin(struct dcpd_sched *s, const uint32_t *tokens, uint32_t n,
+    const char *salt, uint64_t request, uint64_t *id, uint32_t *pages,
+    struct dcpd_err *err)
+{
+	struct dcpd_pin_ask a = { .tokens = tokens, .n = n, .salt = salt,
+		.request = request };
+	int rc = ask_pins(s, &a, err);
+
+	if (rc == 0) {
+		*id = a.id;
+		*pages = a.pages;
+	}
+	return rc;
+}
+
+int
+dcpd_sched_unpin(struct dcpd_sched *s, uint64_t id, uint32_t *pages,
+    struct dcpd_err *err)
+{
+	struct dcpd_pin_ask a = { .unpin = true, .id = id };
+	int rc = ask_pins(s, &a, err);
+
+	if (rc == 0)
+		*pages = a.pages;
+	return rc;
+}
+
 json_t *
 dcpd_sched_cache(struct dcpd_sched *s)
 {
 	uint64_t asked = DCPD_COUNTER(prefix_lookup_tokens);
 	uint64_t hit = DCPD_COUNTER(prefix_hit_tokens);
-	uint32_t free, idle, nodes, host;
-	json_t *o;
+	uint32_t free, idle, nodes, host, pinned;
+	json_t *o, *pins;
 
 	DCPD_CHECK(s, SCHED_MAGIC);
 	pthread_mutex_lock(&s->lock);
@@ -324,6 +378,8 @@ dcpd_sched_cache(struct dcpd_sched *s)
 	idle = dcpd_prefix_n_idle(s->prefix);
 	nodes = dcpd_prefix_n_nodes(s->prefix);
 	host = dcpd_prefix_n_host(s->prefix);
+	pinned = s->n_pinned;
+	pins = dcpd_pins_json(s);
 	pthread_mutex_unlock(&s->lock);
 	o = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}",
 	    "pages_total", (json_int_t)s->c.engine->pages,
@@ -336,6 +392,10 @@ dcpd_sched_cache(struct dcpd_sched *s)
 	    "hit_rate", per((double)hit, asked),
 	    "evictions", (json_int_t)DCPD_COUNTER(evictions),
 	    "preemptions", (json_int_t)DCPD_COUNTER(preemptions));
+	json_object_update_new(o, json_pack("{s:I, s:I, s:o}",
+	    "pages_pinned", (json_int_t)pinned, "pinned_most",
+	    (json_int_t)(s->c.pin_fraction * s->c.engine->pages),
+	    "pins", pins));
 	if (o == NULL || s->c.engine->host_pages == 0)
 		return o;
 	json_object_update_new(o, json_pack("{s:I, s:I, s:I, s:I, s:I, s:f}",

@@ -194,6 +194,44 @@ class Cache(unittest.TestCase):
                     self.assertIsNone(first_difference(a.tokens, b.tokens,
                                                        g), n)
 
+    def test_pinned_by_dcpctl(self):
+        text = "Ann has 12 pears. Ben gives Ann 13 more. " * 12
+        with daemon("tp8+dcp8", 34) as d, d.client() as c:
+            ids = c.generate(text=text, flags=D.TOKENIZE).prompt_tokens
+            n = len(ids) // 64
+            self.assertGreater(n, 2)
+            o = d.ctl_json("cache", "pin", "--prompt", text)
+            self.assertEqual((o["pages"], o["tokens"]), (n, 64 * n))
+            e = self.ref["tools0"]
+            t = d.ctl_json("cache", "pin", "--salt", "x", "--tokens",
+                           ",".join(map(str, e["ids"])))
+            self.assertEqual(t["pages"], len(e["ids"]) // 64)
+            s = self.check(d)
+            self.assertEqual(s["pages_pinned"], o["pages"] + t["pages"])
+            self.assertEqual([p["id"] for p in s["pins"]],
+                             [t["id"], o["id"]])
+            for name in "recall64-0", "recall64-1":
+                self.ask(c, name, 0)
+            self.assertGreater(self.counter(d, "evictions"), 0)
+            d.ctl("cache", "drop")
+            self.ask(c, "tools0", whole(len(e["ids"])),
+                     options={"cache_salt": "x"})
+            self.ask(c, "tools0", 0)
+            a = c.generate(text=text, max_tokens=1, **GREEDY)
+            self.assertEqual(a.usage["cached_tokens"], whole(len(ids)))
+            r = d.ctl("cache", "unpin", "--id", t["id"])
+            self.assertEqual(r.stdout, f"{t['pages']} pages unpinned\n")
+            self.assertIn("pages unpinned", d.ctl("cache", "unpin",
+                                                  "--all").stdout)
+            self.assertEqual(self.check(d)["pins"], [])
+            for args in (["pin"], ["unpin"], ["stats", "--all"],
+                         ["drop", "--prompt", "x"],
+                         ["pin", "--prompt", "x", "--tokens", "1"]):
+                self.assertEqual(d.ctl("cache", *args).returncode, 2, args)
+            r = d.ctl("cache", "unpin", "--id", 99)
+            self.assertEqual(r.returncode, 1)
+            self.assertIn("no pin 99", r.stderr)
+
     def test_never_fits_is_refused_with_the_numbers(self):
         with daemon("tp8+dcp8", 20) as d, d.client() as c:
             a = c.generate(tokens=self.ref["recall64-0"]["ids"],
@@ -206,7 +244,7 @@ class Cache(unittest.TestCase):
             for args in ((), ("flush",), ("stats", "drop")):
                 r = d.ctl("cache", *args)
                 self.assertEqual(r.returncode, 2, r.stderr)
-                self.assertIn("give stats or drop", r.stderr)
+                self.assertIn("give stats, drop, pin or unpin", r.stderr)
             self.assertIn("pages dropped", d.ctl("cache", "drop").stdout)
             self.assertIn("hit_rate", d.ctl("cache", "stats").stdout)
 

@@ -366,6 +366,7 @@ fk_start(struct fk *f, struct fk_spec sp, const struct dcpd_sched_config *cfg)
 	c.engine = &f->e.e;
 	c.pool = f->pool;
 	c.way = sp.way;
+	c.pin_fraction = 0.5;
 	c.queue_max = sp.queue_max != 0 ? sp.queue_max : 1000;
 	c.max_requests_uid = sp.max_requests_uid;
 	c.check_steps = true;

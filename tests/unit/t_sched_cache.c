@@ -345,6 +345,111 @@ START_TEST(evicted_to_host_memory_and_hit_again)
 }
 END_TEST
 
+static int64_t
+pinned(void)
+{
+	json_t *o = dcpd_sched_cache(F.s);
+	int64_t n = json_integer_value(json_object_get(o, "pages_pinned"));
+
+	json_decref(o);
+	return n;
+}
+
+/* 20 pages, 5 of them pinned: whatever else runs, they are hit. */
+START_TEST(pinned_pages_stay_and_unpinned_ones_go)
+{
+	uint32_t *p = fk_prompt(VOCAB, 330, 1), *x, pages = 0;
+	struct fk_req q = tokens(p, 330, 3), other;
+	struct dcpd_err err = { 0 };
+	uint64_t pin, again;
+
+	fk_start(&F, (struct fk_spec){ .pages = 20,
+	    .host_pages = _i * 40 }, NULL);
+	ck_assert_int_eq(dcpd_sched_pin(F.s, p, 330, NULL, 0, &pin, &pages,
+	    &err), -ENOENT);	/* nothing of it is there */
+	expect(submit(&q), &q, 0);
+	ck_assert_msg(dcpd_sched_pin(F.s, p, 330, NULL, 0, &pin, &pages,
+	    &err) == 0, "%s", err.text);
+	ck_assert_uint_eq(pages, 5);
+	ck_assert_int_eq(pinned(), 5);
+	ck_assert_int_eq(dcpd_sched_pin(F.s, p, 330, "salt", 0, &again, &pages,
+	    &err), -ENOENT);
+	for (uint32_t i = 0; i < 6; i++) {
+		x = fk_prompt(VOCAB, 700, 10 + i);
+		other = tokens(x, 700, 60);
+		expect(submit(&other), &other, 0);
+		free(x);
+	}
+	ck_assert_int_gt(fk_status(&F, "evictions"), 30);
+	expect(submit(&q), &q, 320);
+	ck_assert_int_eq(dcpd_sched_cache_drop(F.s, &pages, &err), 0);
+	expect(submit(&q), &q, 320);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	ck_assert_msg(dcpd_sched_check(F.s, &err) == 0, "%s", err.text);
+	/* The same text again: no page more. */
+	ck_assert_int_eq(dcpd_sched_pin(F.s, p, 200, NULL, 0, &again, &pages,
+	    &err), 0);
+	ck_assert_uint_eq(pages, 3);
+	ck_assert_int_eq(pinned(), 5);
+	ck_assert_int_eq(dcpd_sched_unpin(F.s, pin, &pages, &err), 0);
+	ck_assert_uint_eq(pages, 5);
+	ck_assert_int_eq(pinned(), 3);
+	ck_assert_int_eq(dcpd_sched_unpin(F.s, pin, &pages, &err), -ENOENT);
+	ck_assert_int_eq(dcpd_sched_unpin(F.s, 0, &pages, &err), 0);
+	ck_assert_int_eq(pinned(), 0);
+	ck_assert_int_eq(dcpd_sched_cache_drop(F.s, &pages, &err), 0);
+	ck_assert_int_eq(fk_status(&F, "pages_free"), 20);
+	expect(submit(&q), &q, 0);
+	free(p);
+	finish();
+}
+END_TEST
+
+/* Of a request that runs; bounded; and never so that who is here must fail. */
+START_TEST(pins_are_bounded_and_leave_room)
+{
+	uint32_t *p = fk_prompt(VOCAB, 700, 1), pages = 0;
+	struct fk_req a = tokens(p, 330, 100), b = tokens(p, 640, 1);
+	struct fk_req c = tokens(p, 600, 500);
+	struct dcpd_err err = { 0 };
+	const struct fk_seen *f;
+	uint64_t id, pin, x;
+
+	fk_start(&F, (struct fk_spec){ .pages = 18 }, NULL);
+	F.e.step_us = 10000;
+	id = submit(&a);
+	ck_assert_int_eq(fk_wait_tokens(id, 1, SOON), 0);
+	ck_assert_msg(dcpd_sched_pin(F.s, NULL, 0, NULL, id, &pin, &pages,
+	    &err) == 0, "%s", err.text);
+	ck_assert_uint_eq(pages, 5);
+	F.e.step_us = 0;
+	expect(id, &a, 0);
+	ck_assert_int_eq(dcpd_sched_pin(F.s, NULL, 0, NULL, id, &x, &pages,
+	    &err), -ENOENT);
+	expect(submit(&b), &b, 320);
+	/* 10 pages are more than half of 18. */
+	ck_assert_int_eq(dcpd_sched_pin(F.s, p, 640, NULL, 0, &x, &pages,
+	    &err), -ENOSPC);
+	ck_assert_ptr_nonnull(strstr(err.text, "10 of 18: 9 may"));
+	ck_assert_int_eq(pinned(), 5);
+	/* What would need the pinned pages for itself is told so. */
+	f = fk_wait(submit(&c));
+	ck_assert_int_eq(f->error, -EMSGSIZE);
+	ck_assert_ptr_nonnull(strstr(f->error_text, "5 are pinned"));
+	/* And nothing is pinned that a live one will need. */
+	ck_assert_int_eq(dcpd_sched_unpin(F.s, 0, &pages, &err), 0);
+	F.e.step_us = 10000;
+	id = submit(&c);
+	ck_assert_int_eq(fk_wait_tokens(id, 1, SOON), 0);
+	ck_assert_int_eq(dcpd_sched_pin(F.s, NULL, 0, NULL, id, &x, &pages,
+	    &err), -EBUSY);
+	F.e.step_us = 0;
+	expect(id, &c, 576);
+	free(p);
+	finish();
+}
+END_TEST
+
 START_TEST(dropped_by_the_admin)
 {
 	uint32_t *p = fk_prompt(VOCAB, 640, 1), pages = 0;
@@ -401,6 +506,8 @@ main(void)
 	tcase_add_test(t, alternating_sessions_keep_their_hits);
 	tcase_add_test(t, evicted_and_computed_again);
 	tcase_add_loop_test(t, evicted_to_host_memory_and_hit_again, 0, 4);
+	tcase_add_loop_test(t, pinned_pages_stay_and_unpinned_ones_go, 0, 2);
+	tcase_add_test(t, pins_are_bounded_and_leave_room);
 	tcase_add_test(t, dropped_by_the_admin);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
