@@ -33,6 +33,8 @@ def scrape(d):
     assert len(set(names)) == len(names), "a family comes twice"
     for f in families:
         assert f.documentation and f.type != "unknown", f
+        assert f.type != "counter" or all(
+            s.name.endswith("_total") for s in f.samples), f
     return {s.name + "".join(f"{{{k}={v}}}" for k, v in
                              sorted(s.labels.items())): s.value
             for f in families for s in f.samples}
