@@ -5,6 +5,7 @@ libdcpd_a_SOURCES += \
 	dcpd/sched/sched.h dcpd/sched/sched_i.h \
 	dcpd/sched/plan.h dcpd/sched/plan.c \
 	dcpd/sched/sched.c \
+	dcpd/sched/live.c \
 	dcpd/sched/request.c \
 	dcpd/sched/admit.c \
 	dcpd/sched/step.c \
@@ -94,6 +95,10 @@ TESTS += tests/unit/t_sched_ring
 tests_unit_t_sched_ring_SOURCES = tests/unit/t_sched_ring.c \
 	tests/unit/sched_engine.c tests/unit/sched_fake.h
 tests_unit_t_sched_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+
+noinst_PROGRAMS += tests/bench/bench_sched
+tests_bench_bench_sched_SOURCES = tests/bench/bench_sched.c $(SCHED_FAKE)
+tests_bench_bench_sched_LDADD = $(DCPD_LIBS)
 
 EXTRA_DIST += doc/scheduler.md
 

@@ -92,16 +92,6 @@ check_limits(const struct dcpd_sched *s, const struct pin *p,
 	return 0;
 }
 
-static struct req *
-find_live(struct dcpd_sched *s, uint64_t id)
-{
-	struct req *r = s->live;
-
-	while (r != NULL && r->sub->id != id)
-		r = r->next;
-	return r;
-}
-
 /* The text that is asked for: tokens, or a running request's own pages. */
 static int
 find_pages(struct dcpd_sched *s, const struct dcpd_pin_ask *a, struct pin *p,
@@ -111,7 +101,7 @@ find_pages(struct dcpd_sched *s, const struct dcpd_pin_ask *a, struct pin *p,
 	uint32_t to = a->n / DCPD_PAGE_TOKENS, n;
 
 	if (a->n == 0) {
-		r = find_live(s, a->request);
+		r = dcpd_live_find(s, NULL, a->request);
 		if (r == NULL || (r->state != R_PREFILL &&
 		    r->state != R_DECODE))
 			return dcpd_fail(err, -ENOENT, "no running request "

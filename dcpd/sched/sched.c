@@ -36,7 +36,7 @@ dcpd_req_ctl(struct req *r, unsigned ctl)
 		return;
 	}
 	r->ctl |= ctl;
-	r->s->ctl_any = true;
+	dcpd_live_ask(r->s, r);
 	dcpd_sched_kick(r->s);
 }
 
@@ -167,13 +167,7 @@ dcpd_req_put(struct req *r)
 	pthread_mutex_lock(&s->lock);
 	last = --r->refs == 0;
 	if (last) {
-		if (r->next != NULL)
-			r->next->prev = r->prev;
-		if (r->prev != NULL)
-			r->prev->next = r->next;
-		else
-			s->live = r->next;
-		s->n_live--;
+		dcpd_live_remove(s, r);
 		/* Its uid's quota may have room; or it was the last one. */
 		dcpd_sched_kick(s);
 	}
@@ -189,7 +183,7 @@ static int
 may_enter(struct dcpd_sched *s, const struct dcpd_submit *sub,
     struct dcpd_err *err)
 {
-	uint32_t uid_live = 0;
+	uint32_t uid_live;
 
 	if (s->failed)
 		return dcpd_fail(err, -EIO, "the engine failed: %s",
@@ -205,8 +199,7 @@ may_enter(struct dcpd_sched *s, const struct dcpd_submit *sub,
 	/* A plugin's are bounded by ipc: it speaks for many users. */
 	if (s->c.max_requests_uid == 0 || sub->own)
 		return 0;
-	for (const struct req *r = s->live; r != NULL; r = r->next)
-		uid_live += r->sub->uid == sub->uid && !r->sub->own;
+	uid_live = dcpd_live_of_uid(s, sub->uid);
 	if (uid_live >= s->c.max_requests_uid)
 		return dcpd_fail(err, -EAGAIN, "user %u has %u requests here, "
 		    "the most one user may: wait for one to end",
@@ -214,19 +207,17 @@ may_enter(struct dcpd_sched *s, const struct dcpd_submit *sub,
 	return 0;
 }
 
-static void
-link_in(struct dcpd_sched *s, struct req *r)
+static int
+link_in(struct dcpd_sched *s, struct req *r, struct dcpd_err *err)
 {
+	if (dcpd_live_add(s, r) != 0)
+		return dcpd_fail(err, -ENOMEM, "out of memory");
 	r->seq = s->seq++;
-	r->next = s->live;
-	if (s->live != NULL)
-		s->live->prev = r;
-	s->live = r;
-	s->n_live++;
 	if (r->t_deadline != 0 && r->t_deadline < s->next_deadline) {
 		s->next_deadline = r->t_deadline;
 		dcpd_sched_kick(s);
 	}
+	return 0;
 }
 
 static int
@@ -254,7 +245,7 @@ op_submit(void *arg, struct dcpd_submit *sub, struct dcpd_err *err)
 	pthread_mutex_lock(&s->lock);
 	rc = may_enter(s, sub, err);
 	if (rc == 0)
-		link_in(s, r);
+		rc = link_in(s, r, err);
 	pthread_mutex_unlock(&s->lock);
 	if (rc != 0) {
 		DCPD_COUNT(requests_refused, 1);
@@ -270,12 +261,13 @@ static void
 op_cancel(void *arg, struct dcpd_client *client, uint64_t id)
 {
 	struct dcpd_sched *s = arg;
+	struct req *r;
 
 	DCPD_CHECK(s, SCHED_MAGIC);
 	pthread_mutex_lock(&s->lock);
-	for (struct req *r = s->live; r != NULL; r = r->next)
-		if (r->sub->id == id && r->sub->client == client)
-			dcpd_req_ctl(r, CTL_CANCEL);
+	r = dcpd_live_find(s, client, id);
+	if (r != NULL)
+		dcpd_req_ctl(r, CTL_CANCEL);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -378,6 +370,17 @@ end_by_ctl(struct req *r)
 		dcpd_req_end(r, DCP_FINISH_ABORT, NULL);
 }
 
+/* Lock held. Those of which something was asked. */
+static void
+sweep_asked(struct dcpd_sched *s)
+{
+	struct req *r;
+
+	while ((r = dcpd_live_asked(s)) != NULL)
+		if (r->state != R_ENDED)
+			end_by_ctl(r);
+}
+
 /* Lock held. Ends what must end; deadlines are looked at when one is due. */
 static void
 sweep(struct dcpd_sched *s)
@@ -388,9 +391,10 @@ sweep(struct dcpd_sched *s)
 	    s->stopping ? &bye : NULL;
 	uint64_t now = dcpd_now_ns(), next = UINT64_MAX;
 
-	if (all == NULL && !s->ctl_any && now < s->next_deadline)
+	if (all == NULL && now < s->next_deadline) {
+		sweep_asked(s);
 		return;
-	s->ctl_any = false;
+	}
 	for (struct req *r = s->live; r != NULL; r = r->next) {
 		if (r->state == R_ENDED)
 			continue;
@@ -596,7 +600,7 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 	s->in_pass = calloc(c->engine->max_running, sizeof *s->in_pass);
 	s->pin_refs = calloc(c->engine->pages, sizeof *s->pin_refs);
 	rc = s->wait == NULL || s->run == NULL || s->in_pass == NULL ||
-	    s->pin_refs == NULL ?
+	    s->pin_refs == NULL || dcpd_live_open(s) != 0 ?
 	    -ENOMEM : dcpd_pages_new(c->engine->pages, &s->pages);
 	if (rc == 0)
 		rc = dcpd_prefix_new(s->pages, c->engine->pages,
@@ -604,6 +608,7 @@ make(const struct dcpd_sched_config *c, struct dcpd_sched **out)
 		    &s->prefix);
 	if (rc != 0) {
 		dcpd_pages_free(s->pages);
+		dcpd_live_close(s);
 		free(s->pin_refs);
 		free(s->in_pass);
 		free(s->run);
@@ -638,6 +643,7 @@ destroy(struct dcpd_sched *s)
 	dcpd_prefix_free(s->prefix);
 	dcpd_pages_free(s->pages);
 	free(s->pin_refs);
+	dcpd_live_close(s);
 	free(s->move);
 	free(s->in_pass);
 	free(s->run);

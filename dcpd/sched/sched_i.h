@@ -94,6 +94,9 @@ struct req {
 	struct dcpd_submit *sub;	/* [const] but for .data */
 	struct dcpd_job job;		/* encode, then output */
 	struct req *prev, *next;	/* [lock] all live requests */
+	struct req *inext;		/* [lock] of a like id */
+	struct req *anext;		/* [lock] something was asked of them */
+	bool in_asked;			/* [lock] it is among these */
 	struct req *qnext;		/* [lock] inbox */
 	struct req *pnext;		/* step thread: jobs to post */
 	uint64_t seq;			/* [const] order of arrival */
@@ -177,11 +180,14 @@ struct dcpd_sched {
 	pthread_cond_t kick_cv;		/* step thread sleeps here */
 	pthread_cond_t event_cv;	/* its callers wait here */
 
-	struct req *live;		/* [lock] */
+	struct req *live;		/* [lock] live.c */
 	uint32_t n_live;		/* [lock] */
+	struct req **by_id;		/* [lock] [n_by_id] */
+	uint32_t n_by_id;		/* a power of two */
+	struct uid_use **by_uid;	/* [lock] */
+	struct req *asked;		/* [lock] have ctl, to be swept */
 	struct req *inbox;		/* [lock] encoded; newest first */
 	bool kick;			/* [lock] look again */
-	bool ctl_any;			/* [lock] some request has ctl */
 	uint64_t next_deadline;		/* [lock] ns, UINT64_MAX = none */
 	uint64_t retry_at;		/* [lock] ns; a quota may have room */
 	uint64_t seq;			/* [lock] */
@@ -235,6 +241,18 @@ struct dcpd_pin_ask {
 	int rc;
 	struct dcpd_err err;
 };
+
+/* live.c; the lock is held */
+int dcpd_live_open(struct dcpd_sched *);
+void dcpd_live_close(struct dcpd_sched *);
+int dcpd_live_add(struct dcpd_sched *, struct req *);
+void dcpd_live_remove(struct dcpd_sched *, struct req *);
+uint32_t dcpd_live_of_uid(const struct dcpd_sched *, uid_t);
+/* Of one client, or (NULL) of any. */
+struct req *dcpd_live_find(const struct dcpd_sched *,
+    const struct dcpd_client *, uint64_t id);
+void dcpd_live_ask(struct dcpd_sched *, struct req *);
+struct req *dcpd_live_asked(struct dcpd_sched *);	/* one less; or NULL */
 
 /* request.c */
 void dcpd_req_encode(struct dcpd_job *);	/* text */

@@ -203,14 +203,15 @@ int
 dcpd_sched_cancel(struct dcpd_sched *s, uint64_t id)
 {
 	int rc = -ENOENT;
+	struct req *r;
 
 	DCPD_CHECK(s, SCHED_MAGIC);
 	pthread_mutex_lock(&s->lock);
-	for (struct req *r = s->live; r != NULL; r = r->next)
-		if (r->sub->id == id && r->state != R_ENDED) {
-			dcpd_req_ctl(r, CTL_CANCEL);
-			rc = 0;
-		}
+	r = dcpd_live_find(s, NULL, id);
+	if (r != NULL && r->state != R_ENDED) {
+		dcpd_req_ctl(r, CTL_CANCEL);
+		rc = 0;
+	}
 	pthread_mutex_unlock(&s->lock);
 	return rc;
 }
