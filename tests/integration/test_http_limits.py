@@ -29,6 +29,10 @@ def live(d):
     return s["running"] + s["waiting"]
 
 
+def cancelled(d):
+    return d.ctl_json("status")["counters"]["requests_cancelled"]
+
+
 def rss(d):
     """KiB of the daemon's resident memory."""
     with open(f"/proc/{d.p.pid}/status") as f:
@@ -51,8 +55,10 @@ def client_leaves_before_the_first_byte_of_a_stream(d):
         s.send(request("POST", "/v1/completions", dict(FOREVER, stream=True)))
         s.head()
         suite.until(lambda: live(d) == 1, "it does not run")
+        before = cancelled(d)
         leave(s)
         suite.until(lambda: live(d) == 0, "a dead client's stream runs on")
+        assert cancelled(d) == before + 1, "it ran to its end"
 
 
 def client_leaves_before_an_answer_that_is_no_stream(d):
@@ -60,8 +66,10 @@ def client_leaves_before_an_answer_that_is_no_stream(d):
         s = Raw(d.port)
         s.send(request("POST", "/v1/completions", FOREVER))
         suite.until(lambda: live(d) == 1, "it does not run")
+        before = cancelled(d)
         leave(s)
         suite.until(lambda: live(d) == 0, "a dead client's request runs on")
+        assert cancelled(d) == before + 1, "it ran to its end"
 
 
 def pipelined_requests_are_answered_in_turn(d):
@@ -78,6 +86,24 @@ def pipelined_requests_are_answered_in_turn(d):
             for _ in range(3):
                 assert s.answer()[2] == b'{"status":"ready"}'
             assert json.loads(s.answer()[2])["object"] == "text_completion"
+        # While one is answered, and with more than is read ahead.
+        s.send(request("POST", "/v1/completions", dict(
+            FOREVER, max_tokens=3000, stream=True)))
+        s.head()
+        long = dict(SHORT, prompt="a" * 1000000)
+        t = threading.Thread(target=s.send, args=(request(
+            "POST", "/v1/completions", long) + request("GET", "/health"),))
+        t.start()
+        assert events(b"".join(iter(s.chunk, b"")))[-1] == (None, "[DONE]")
+        assert s.answer()[0] == 400         # too long for the model
+        assert s.answer()[2] == b'{"status":"ready"}'
+        t.join()
+        s.send(request("POST", "/v1/completions", dict(
+            FOREVER, max_tokens=3000)))
+        suite.until(lambda: live(d) == 1, "it does not run")
+        s.send(request("GET", "/health"))
+        assert s.answer()[0] == 200
+        assert s.answer()[2] == b'{"status":"ready"}'
 
 
 def a_head_in_drops_is_cut_off(d):
@@ -114,9 +140,9 @@ def a_reader_that_takes_nothing_is_cut_off(d):
     before = rss(d)
     s = Raw(d.port, rcvbuf=4096)
     s.send(request("POST", "/v1/completions", dict(
-        FOREVER, stream=True, logprobs=5)))
+        FOREVER, stream=True, logprobs=20, n=8)))
     s.head()
-    suite.until(lambda: live(d) == 1, "it does not run")
+    suite.until(lambda: live(d) == 8, "it does not run")
     top = 0
     end = time.monotonic() + 60
     while live(d):
