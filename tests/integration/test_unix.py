@@ -429,6 +429,24 @@ def hostile():
             for _ in range(5):
                 assert c.line()["error"]["code"] == "EINVAL"
         fine()
+        c = d.open()                    # lines without end, answers unread
+        c.s.setblocking(False)
+        flood, sent, idle = b"x\n" * 50000, 0, 0
+        while idle < 20 and sent < 64 << 20:
+            try:
+                sent += c.s.send(flood)
+                idle = 0
+            except BlockingIOError:
+                idle += 1
+                time.sleep(0.05)
+        assert sent < 16 << 20, f"{sent} bytes were taken"
+        assert rss(d) < before + (96 << 20), (before, rss(d))
+        fine()
+        c.s.settimeout(60)              # now it reads, and all are answered
+        c.s.shutdown(socket.SHUT_WR)
+        with c:
+            n = sum(1 for _ in c.f)
+        assert n >= sent // 2, (n, sent)
         many = []                       # a thousand connections
         for i in range(1000):
             s = socket.socket(socket.AF_UNIX)
