@@ -57,3 +57,7 @@ tests_grammar_gram_walk_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 TESTS += tests/grammar/test_schemas.py
 EXTRA_DIST += tests/grammar/test_schemas.py tests/grammar/schemas.py \
 	tests/lib/requirements-schemas.txt
+check_PROGRAMS += tests/unit/t_gram
+TESTS += tests/unit/t_gram
+tests_unit_t_gram_SOURCES = tests/unit/t_gram.c tests/unit/text_util.h
+tests_unit_t_gram_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
