@@ -25,6 +25,7 @@ struct dcpd_daemon {
 	struct dcpd_model_engine model;		/* unused by the null engine */
 	struct dcpd_engine null;		/* under --null-fail-after */
 	uint32_t null_steps;
+	uint32_t null_end;			/* end token of --engine null */
 	bool have_engine;
 	struct dcpd_engine engine;
 	struct dcpd_textpool *pool;

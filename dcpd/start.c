@@ -285,6 +285,23 @@ failing_close(void *self)
 	d->null.close(d->null.self);
 }
 
+/*
+ * An end token, for answers that are held to a form (response_format): a mask
+ * may ask for it, the engine by itself does not give it.
+ */
+static void
+set_null_end(struct dcpd_daemon *d)
+{
+	int64_t end = d->tok == NULL ? -1 :
+	    dcpd_token_id(d->tok, "<|endoftext|>");
+
+	if (end < 0 || end >= d->engine.vocab || dcpd_null_gives((uint32_t)end))
+		return;
+	d->null_end = (uint32_t)end;
+	d->engine.eos = &d->null_end;
+	d->engine.n_eos = 1;
+}
+
 static int
 start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -317,6 +334,7 @@ start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 	d->engine.max_running = o->max_running;
 	d->engine.host_pages = (uint32_t)dcpd_min64(o->host_cache /
 	    NULL_PAGE_BYTES, UINT32_MAX / 8);
+	set_null_end(d);
 	if (o->null_fail_after > 0) {
 		d->null = d->engine;
 		d->engine.self = d;

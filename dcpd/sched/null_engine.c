@@ -44,6 +44,12 @@ next_token(uint32_t token, uint32_t pos, uint32_t vocab)
 	return lo + (uint32_t)(h % n);
 }
 
+bool
+dcpd_null_gives(uint32_t token)
+{
+	return token >= FIRST_ID && token <= LAST_ID;
+}
+
 static float
 logprob(uint32_t token, uint32_t best, uint32_t vocab)
 {

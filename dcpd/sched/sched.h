@@ -40,6 +40,7 @@ struct dcpd_engine {
  */
 int dcpd_null_engine(struct dcpd_engine *, uint32_t vocab, uint32_t max_ctx,
     uint32_t pages, uint32_t dcp, unsigned step_us);
+bool dcpd_null_gives(uint32_t token);	/* of a usual vocabulary, unmasked */
 
 struct dcpd_sched_config {
 	struct dcpd_engine *engine;

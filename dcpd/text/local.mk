@@ -54,8 +54,9 @@ tests_fuzz_fuzz_text_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 check_PROGRAMS += tests/grammar/gram_walk
 tests_grammar_gram_walk_SOURCES = tests/grammar/gram_walk.c tests/unit/text_util.h
 tests_grammar_gram_walk_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
-TESTS += tests/grammar/test_schemas.py
+TESTS += tests/grammar/test_schemas.py tests/grammar/test_grammar.py
 EXTRA_DIST += tests/grammar/test_schemas.py tests/grammar/schemas.py \
+	tests/grammar/test_grammar.py \
 	tests/lib/requirements-schemas.txt
 check_PROGRAMS += tests/unit/t_gram
 TESTS += tests/unit/t_gram

@@ -214,6 +214,30 @@ arg_best(const float *z, uint32_t V, const uint32_t *ok)
 	return best;
 }
 
+/*
+ * Biases and penalties have banned all that may be chosen. A mask still holds:
+ * the best that it allows or, where no logit of those is a number, the first.
+ */
+static uint32_t
+best_despite_bans(const float *logits, uint32_t V, const uint32_t *ok,
+    const uint32_t *mask)
+{
+	uint32_t i, best = DCPK_NOPOS, first = DCPK_NOPOS;
+
+	for (i = 0; i < V; i++) {
+		if (!allowed(ok, i) || !allowed(mask, i))
+			continue;
+		if (first == DCPK_NOPOS)
+			first = i;
+		if (logits[i] > -INFINITY &&
+		    (best == DCPK_NOPOS || logits[i] > logits[best]))
+			best = i;
+	}
+	if (best == DCPK_NOPOS && mask != NULL)
+		best = first;
+	return best != DCPK_NOPOS ? best : arg_best(logits, V, ok);
+}
+
 /* Not normalised: 1 for the best. One function, so that sums agree. */
 static double
 weight(float z, float max, float temperature)
@@ -271,7 +295,7 @@ choose(const float *logits, uint32_t V, const struct dcpk_sample *s,
 	adjust(z, logits, V, s, adj, token_ok, mask);
 	best = arg_best(z, V, NULL);
 	if (best == DCPK_NOPOS)
-		best = arg_best(logits, V, token_ok);
+		best = best_despite_bans(logits, V, token_ok, mask);
 	if (best == DCPK_NOPOS)
 		return 0;
 	if ((s->flags & DCPK_S_GREEDY) || !(s->temperature > 0) ||

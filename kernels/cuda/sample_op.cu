@@ -237,6 +237,18 @@ choose(choose_args a)
 	}
 	block_best(&v, &id);
 	if (id == ~0u) {	/* everything banned: the raw best allowed */
+		/* Of a mask, even where no logit of it is a number. */
+		v = -INFINITY;
+		for (uint32_t i = threadIdx.x; mask != NULL && i < a.V;
+		    i += blockDim.x)
+			if (bit(a.ok, i) && bit(mask, i) &&
+			    (id == ~0u || l[i] > v)) {
+				v = l[i] > -INFINITY ? l[i] : -INFINITY;
+				id = i;
+			}
+		block_best(&v, &id);
+	}
+	if (id == ~0u) {
 		v = -INFINITY;
 		for (uint32_t i = threadIdx.x; i < a.V; i += blockDim.x)
 			if (l[i] > -INFINITY && bit(a.ok, i) &&
