@@ -32,7 +32,8 @@ plugins/http/page_hash.h: plugins/http/page/index.html plugins/http/page-hash
 	$(AM_V_GEN)$(SHELL) $(srcdir)/plugins/http/page-hash \
 		$(srcdir)/plugins/http/page/index.html >$@.new && mv $@.new $@
 HTTP_TESTS = tests/integration/test_http_limits.py \
-	tests/integration/test_http_api.py tests/integration/test_http_cases.py
+	tests/integration/test_http_api.py tests/integration/test_http_cases.py \
+	tests/integration/test_http_doc.py tests/integration/test_http_load.py
 TESTS += $(HTTP_TESTS)
 EXTRA_DIST += $(HTTP_TESTS) tests/lib/httpconf.py tests/lib/rawhttp.py
 
