@@ -47,6 +47,8 @@ enum {
 					   empty; special tokens are part of the
 					   text with DCP_SPECIAL_TOKENS */
 	DCP_BEGIN = 1 << 8,		/* DCP_EV_BEGIN comes first */
+	DCP_FIT = 1 << 9,		/* more max_tokens than there is room
+					   for is no error, but all of it */
 };
 
 struct dcp_logit_bias {

@@ -15,7 +15,7 @@
 #define DCPR_MAX_STOP_IDS 4096u
 #define DCPR_ALL_FLAGS (DCP_IGNORE_EOS | DCP_LOGPROBS | DCP_ECHO | \
 	DCP_SPECIAL_TOKENS | DCP_PLAIN_INPUT | DCP_SEED | DCP_TEMPERATURE | \
-	DCP_TOKENIZE | DCP_BEGIN)
+	DCP_TOKENIZE | DCP_BEGIN | DCP_FIT)
 
 /* NULL, or what is wrong. vocab: number of token ids. */
 static inline const char *

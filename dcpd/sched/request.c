@@ -388,7 +388,7 @@ take_size(struct req *r, struct dcpd_err *err)
 {
 	const struct dcpd_engine *e = r->s->c.engine;
 	uint64_t pool = (uint64_t)e->pages * DCPD_PAGE_TOKENS;
-	uint64_t n = r->ids.n, m = r->sub->p.max_tokens;
+	uint64_t n = r->ids.n, m = r->sub->p.max_tokens, room;
 
 	if (n == 0)
 		return dcpd_fail(err, -EINVAL, "the prompt is empty");
@@ -402,8 +402,9 @@ take_size(struct req *r, struct dcpd_err *err)
 		    "the KV pool holds %llu; raise --kv-bytes-per-rank or "
 		    "--dcp-size, or shorten it", (unsigned long long)n,
 		    (unsigned long long)pool);
-	if (m == 0)
-		m = dcpd_min64(e->max_ctx, pool + 1) - n;
+	room = dcpd_min64(e->max_ctx, pool + 1) - n;
+	if (m == 0 || (r->sub->flags & DCP_FIT && m > room))
+		m = room;
 	if (n + m > e->max_ctx)
 		return dcpd_fail(err, -EMSGSIZE, "%llu prompt tokens + "
 		    "max_tokens %llu = %llu: the context is %u; lower "

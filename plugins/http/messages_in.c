@@ -394,6 +394,34 @@ take_thinking(struct call *call, const json_t *body, struct params *p)
 	    no_memory(call);
 }
 
+/*
+ * context_management: to keep all thinking of earlier turns is what
+ * clear_thinking: false does, and it keeps the prefix cache's hits. Other edits
+ * would have the context cut by the server, which does not happen here.
+ */
+static int
+take_context_edits(struct call *call, const json_t *body, struct params *p)
+{
+	const json_t *list = json_object_get(json_object_get(body,
+	    "context_management"), "edits");
+	const json_t *edit, *keep;
+	const char *type;
+	size_t i;
+
+	for (i = 0; i < json_array_size(list); i++) {
+		edit = json_array_get(list, i);
+		type = json_string_value(json_object_get(edit, "type"));
+		keep = json_object_get(edit, "keep");
+		if (type == NULL || strncmp(type, "clear_thinking", 14) != 0 ||
+		    !json_is_string(keep) ||
+		    strcmp(json_string_value(keep), "all") != 0)
+			continue;
+		if (template_option(p, "clear_thinking", json_false()) != 0)
+			return no_memory(call);
+	}
+	return 0;
+}
+
 static int
 take_output_config(struct call *call, const json_t *body, struct params *p)
 {
@@ -448,8 +476,11 @@ take_sampling(struct call *call, const json_t *body, bool counts,
 		json_object_set(common, "stop", (json_t *)(uintptr_t)stop);
 	rc = params_parse(call, common, limits, p);
 	json_decref(common);
-	if (rc == 0)
+	if (rc == 0) {
 		p->n = 1;		/* the API has one answer */
+		/* Agents ask for as much as the largest model has. */
+		p->r.flags |= DCP_FIT;
+	}
 	return rc;
 }
 
@@ -474,6 +505,8 @@ messages_read(struct call *call, const json_t *body, bool counts,
 		rc = take_tool_choice(call, body, p);
 	if (rc == 0)
 		rc = take_thinking(call, body, p);
+	if (rc == 0)
+		rc = take_context_edits(call, body, p);
 	if (rc == 0)
 		rc = take_output_config(call, body, p);
 	if (rc == 0)

@@ -511,6 +511,7 @@ responses_read(struct call *call, const json_t *body, struct params *p,
 	if (params_parse(call, body, limits, p) < 0)
 		return -EINVAL;
 	p->n = 1;		/* the API has one answer */
+	p->r.flags |= DCP_FIT;	/* max_output_tokens is an upper bound */
 	if (convert_begin(&c, call) < 0) {
 		params_free(p);
 		return -ENOMEM;

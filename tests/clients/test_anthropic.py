@@ -124,6 +124,13 @@ def why_it_stopped(d):
     args = dict(model=MODEL, messages=ask(MATH["question"]))
     m = c.messages.create(**args, max_tokens=2, thinking=THINK)
     assert m.stop_reason == "max_tokens"
+    # Agents ask for more than any context has.
+    m = c.messages.create(**args, max_tokens=32000)
+    assert m.stop_reason == "end_turn"
+    with HttpDaemon("--max-context", 64) as small:
+        m = client(small).messages.create(
+            **args, max_tokens=32000, extra_body={"ignore_eos": True})
+        assert m.stop_reason == "model_context_window_exceeded", m
     # Ends with what the answer itself has, the second of two strings.
     text = c.messages.create(**args, max_tokens=64, extra_body={
         "temperature": 0}).content[0].text
@@ -139,6 +146,21 @@ def why_it_stopped(d):
         assert m.stop_reason == "stop_sequence", m
         assert m.stop_sequence == stop
         assert "".join(b.text for b in m.content) == text.split(stop)[0]
+
+
+def thinking_of_earlier_turns_is_kept_when_asked(d):
+    """So the prefix of a long conversation stays as it was."""
+    c = client(d)
+    args = dict(model=MODEL, thinking=THINK, messages=[
+        *ask("hi"), {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "One two three four five six.",
+             "signature": ""}, {"type": "text", "text": "Hello"}]},
+        *ask("again")])
+    cleared = c.messages.count_tokens(**args).input_tokens
+    kept = c.messages.count_tokens(**args, extra_body={
+        "context_management": {"edits": [
+            {"type": "clear_thinking_20251015", "keep": "all"}]}}).input_tokens
+    assert kept >= cleared + 6, (kept, cleared)
 
 
 def cache_is_counted_apart(d):
@@ -225,6 +247,7 @@ if __name__ == "__main__":
         run(daemon, thinking_and_text_whole_and_streamed,
             without_thinking_the_answer_begins_with_text,
             tools_are_called_and_results_taken, why_it_stopped,
+            thinking_of_earlier_turns_is_kept_when_asked,
             cache_is_counted_apart, structured_output,
             errors_have_the_apis_form, key_goes_as_x_api_key,
             break_in_mid_stream_frees_the_request)

@@ -170,6 +170,7 @@ def echo_scores_the_prompt(d):
     assert lp.token_logprobs[0] is None
     assert all(x <= 0 for x in lp.token_logprobs[1:])
     assert r.choices[0].text.startswith("The river is long")
+    assert "".join(lp.tokens[:len(ids)]) == "The river is long"
 
 
 # --- responses -------------------------------------------------------------
@@ -282,6 +283,10 @@ def responses_say_that_they_are_cut(d):
                            max_output_tokens=3)
     assert r.status == "incomplete"
     assert r.incomplete_details.reason == "max_output_tokens"
+    # An upper bound: more than there is room for is no error.
+    r = c.responses.create(model=MODEL, input=MATH["question"],
+                           max_output_tokens=100000)
+    assert r.status == "completed", r
     last = list(c.responses.create(model=MODEL, input=MATH["question"],
                                    max_output_tokens=3, stream=True))[-1]
     assert last.type == "response.incomplete"

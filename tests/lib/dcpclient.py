@@ -15,7 +15,7 @@ import os
 
 INPUT_TEXT, INPUT_CHAT, INPUT_TOKENS = 1, 2, 3
 (IGNORE_EOS, LOGPROBS, ECHO, SPECIAL_TOKENS, PLAIN_INPUT, SEED,
- TEMPERATURE, TOKENIZE, BEGIN) = (1 << i for i in range(9))
+ TEMPERATURE, TOKENIZE, BEGIN, FIT) = (1 << i for i in range(10))
 EV_DELTA, EV_DONE, EV_ERROR, EV_BEGIN = 1, 2, 3, 4
 CONTENT, REASONING, TOOL_NAME, TOOL_ARGS, PROMPT = range(5)
 FINISH = ["", "stop", "length", "tool_calls", "abort"]

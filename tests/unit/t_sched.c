@@ -397,6 +397,11 @@ START_TEST(sizes_to_the_last_token)
 	refused(&q, -EMSGSIZE, "the KV pool holds 384");
 	q = tokens(p, 380, 6);
 	refused(&q, -EMSGSIZE, "lower max_tokens to 5 ");
+	q.flags |= DCP_FIT;		/* then it is an upper bound */
+	expect_tokens(one(&q), p, 380, NULL, UINT32_MAX, 5);
+	q = tokens(p, 380, 4);
+	q.flags |= DCP_FIT;
+	expect_tokens(one(&q), p, 380, NULL, UINT32_MAX, 4);
 	q = tokens(p, 500, 1);
 	refused(&q, -EMSGSIZE, "500 tokens: the context is 500");
 	q = tokens(p, 499, 1);
@@ -410,6 +415,8 @@ START_TEST(sizes_to_the_last_token)
 	expect_tokens(one(&q), p, 400, NULL, UINT32_MAX, 100);
 	q = tokens(p, 499, 2);
 	refused(&q, -EMSGSIZE, "lower max_tokens to 1");
+	q.flags |= DCP_FIT;
+	expect_tokens(one(&q), p, 499, NULL, UINT32_MAX, 1);
 	q = tokens(p, 5000, 2);
 	refused(&q, -EMSGSIZE, "shorten it by 4501");
 	q = tokens(p, 0, 2);
