@@ -8,10 +8,13 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "libdcpclient/private.h"
 #include "libdcpclient/request_check.h"
+
+#define RING_TRIES 10000		/* a millisecond each */
 
 /* A caller's struct, older or newer than ours, into ours. */
 static int
@@ -220,15 +223,23 @@ publish(struct dcp *d)
 void
 dcp_ring_doorbell(struct dcp *d)
 {
+	const struct timespec ms = { .tv_nsec = 1000000 };
 	char junk[512];
+	unsigned i;
 
 	/*
-	 * The daemon never reads it, so every 4096th time it is full. What
-	 * empties it here writes next, so it never stays empty.
+	 * The daemon never reads it, so every 4096th time it is full. Who
+	 * empties it here writes next, so it never stays empty. Any other
+	 * failure is want of memory, which passes; to go on without having
+	 * rung could leave both sides asleep.
 	 */
-	while (write(d->bell[1], "", 1) < 0 && errno == EAGAIN)
-		while (read(d->bell[0], junk, sizeof junk) > 0)
-			;
+	for (i = 0; write(d->bell[1], "", 1) < 0 && i < RING_TRIES; i++) {
+		if (errno != EAGAIN)
+			nanosleep(&ms, NULL);
+		else
+			while (read(d->bell[0], junk, sizeof junk) > 0)
+				;
+	}
 }
 
 /*

@@ -114,6 +114,11 @@ live_add(struct dcpd_client *c, uint64_t id, uint64_t user_data)
 	r = calloc(1, sizeof *r);
 	if (r == NULL)
 		return NULL;
+	r->last_words = calloc(1, sizeof *r->last_words);
+	if (r->last_words == NULL) {
+		free(r);
+		return NULL;
+	}
 	r->id = id;
 	r->user_data = user_data;
 	*p = r;
@@ -132,6 +137,7 @@ live_del(struct dcpd_client *c, uint64_t id)
 	uid_discharge(c, r->reserved);
 	if (r->counted)
 		atomic_fetch_sub(&c->use->requests, 1);
+	free(r->last_words);
 	free(r);
 }
 

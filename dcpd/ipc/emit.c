@@ -481,6 +481,29 @@ send_part(struct dcpd_client *c, struct live *r, const struct part *p,
 	return 0;
 }
 
+/* Fits into an entry. */
+static const struct dcp_event no_memory = { .type = DCP_EV_ERROR,
+	.error = -ENOMEM, .text = "out of memory", .text_len = 13 };
+
+/*
+ * A stream with a hole would be worse than none: a request whose event finds
+ * no memory ends here, with the entry that it was given at its beginning.
+ */
+static void
+last_words(struct dcpd_client *c, struct live *r)
+{
+	struct part p = { .ev = &no_memory };
+	struct outrec *o = r->last_words;
+	bool fits;
+
+	r->last_words = NULL;
+	next_part(&p);
+	o->e = make_entry(&p, r);
+	fits = write_inline(&p, &o->e);
+	DCPD_ASSERT(fits);
+	append(c, r, o);
+}
+
 int
 emit_locked(struct dcpd_client *c, struct live *r, const struct dcp_event *in)
 {
@@ -505,9 +528,9 @@ emit_locked(struct dcpd_client *c, struct live *r, const struct dcp_event *in)
 		rc = send_part(c, r, &p, &e);
 	} while (rc == 0 && !p.last);
 	if (rc == -ENOMEM) {
-		/* A stream with a hole would be worse than none. */
-		fault(c, "no memory for its answers");
-		rc = -EPIPE;
+		last_words(c, r);
+		final = true;
+		rc = -ENOENT;
 	}
 	if (final)
 		live_del(c, r->id);
@@ -515,6 +538,27 @@ emit_locked(struct dcpd_client *c, struct live *r, const struct dcp_event *in)
 	if (c->out != NULL)
 		emit_pump(c);
 	return rc;
+}
+
+void
+emit_no_memory(struct dcpd_client *c, uint64_t id, uint64_t user_data)
+{
+	struct live none = { .id = id, .user_data = user_data }, *r;
+	struct part p = { .ev = &no_memory };
+	struct dcpr_cqe e;
+
+	if (c->fault != NULL)
+		return;
+	r = live_find(c, id);
+	if (r != NULL) {
+		emit_locked(c, r, &no_memory);
+		return;
+	}
+	next_part(&p);
+	e = make_entry(&p, &none);
+	if (send_part(c, NULL, &p, &e) == -ENOMEM)
+		fault(c, "no memory to refuse its requests");
+	publish(c);
 }
 
 void

@@ -298,8 +298,11 @@ copy_submission(struct dcpd_client *c, const struct dcpr_sqe *e,
 	pthread_mutex_lock(&c->lock);
 	r = live_add(c, e->id, e->user_data);
 	pthread_mutex_unlock(&c->lock);
-	if (r == NULL)
-		return "no memory for its requests";
+	if (r == NULL) {
+		*rc = -ENOMEM;
+		snprintf(text, cap, "no memory for the request");
+		return NULL;
+	}
 	n = sizeof *h + memory_of(&w);
 	*rc = admit(c, r, n, &w, text, cap);
 	if (*rc < 0)
@@ -350,7 +353,13 @@ submit(struct dcpd_client *c, const struct dcpr_sqe *e)
 		return NULL;
 	}
 	DCPD_COUNT(requests_refused, 1);
-	refuse(c, e->id, rc, text);
+	if (rc == -ENOMEM) {
+		pthread_mutex_lock(&c->lock);
+		emit_no_memory(c, e->id, e->user_data);
+		pthread_mutex_unlock(&c->lock);
+	} else {
+		refuse(c, e->id, rc, text);
+	}
 	return NULL;
 }
 

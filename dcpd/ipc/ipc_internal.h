@@ -78,6 +78,7 @@ struct live {				/* a request without its final event */
 	uint64_t reserved;		/* bytes still to draw on */
 	uint64_t echo_bytes;		/* a reservation's for DCP_ECHO */
 	struct outrec *last;		/* queued, and may take more tokens */
+	struct outrec *last_words;	/* for its end, should memory run out */
 	uint32_t seq;
 	bool logprobs;
 	bool counted;			/* in uid_use.requests */
@@ -222,6 +223,8 @@ bool intake_arm(struct dcpd_client *);
 int emit_locked(struct dcpd_client *, struct live *,
     const struct dcp_event *);
 void emit_info(struct dcpd_client *, uint64_t id, const char *json);
+/* The end of a request for which there was no memory, live or not. */
+void emit_no_memory(struct dcpd_client *, uint64_t id, uint64_t user_data);
 bool emit_refresh(struct dcpd_client *);	/* false: c->fault */
 bool emit_pump(struct dcpd_client *);	/* true: something moved */
 void emit_free_queue(struct dcpd_client *);

@@ -371,11 +371,17 @@ on_accept(struct event_base *base, void *arg)
 	return c->bev;
 }
 
+/*
+ * The server of on_accept_error, whose argument is evhttp's own. A plugin has
+ * one server, and one thread that runs it.
+ */
+static struct server *accepting;
+
 /* No descriptor left, most likely: rest until the next tick. */
 static void
 on_accept_error(struct evconnlistener *l, void *arg)
 {
-	struct server *s = arg;
+	struct server *s = accepting;
 
 	http_log(s->http, LOG_WARNING, "accept: %s; new connections wait",
 	    strerror(errno));
@@ -443,7 +449,8 @@ conn_of(struct server *s, struct evhttp_request *req)
 	int fd = bufferevent_getfd(
 	    evhttp_connection_get_bufferevent(evcon));
 
-	return s->by_fd[fd];
+	/* NULL: there was no memory for it when it came. */
+	return (size_t)fd < s->n_fd ? s->by_fd[fd] : NULL;
 }
 
 static struct call *
@@ -473,7 +480,7 @@ on_request(struct evhttp_request *req, void *arg)
 	struct server *s = arg;
 	struct conn *c = conn_of(s, req);
 	const char *why = smuggling(req);
-	struct call *call = call_new(c, req);
+	struct call *call = c != NULL ? call_new(c, req) : NULL;
 
 	s->n_requests++;
 	if (call == NULL) {
@@ -745,6 +752,7 @@ bind_all(struct server *s, char **why)
 		/* evhttp closes it from now on. */
 		listeners_given(s->listeners, i);
 		s->ev[i] = evhttp_bound_socket_get_listener(b);
+		accepting = s;
 		evconnlistener_set_error_cb(s->ev[i], on_accept_error);
 	}
 	return 0;
