@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "dcpd/admin/counters.h"
+#include "dcpd/admin/crash.h"
 #include "dcpd/daemon.h"
 #include "dcpd/plugin/plugin.h"
 #include "dcpd/reload.h"
@@ -175,7 +176,9 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	double bound = d->opt.drain_timeout, end = dcpd_now() + bound;
 
-	sd_notify(0, "STOPPING=1\nSTATUS=draining");
+	/* systemd waits for the drain, and for the end after it. */
+	sd_notifyf(0, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%.0f",
+	    (bound + FORCE_S + 5) * 1e6);
 	dcpd_sched_drain(d->sched, true);
 	set_state(d, DCPD_STOPPING);
 	dcpd_plugins_drain();
@@ -204,6 +207,7 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 			sd_notifyf(0, "STOPPING=1\nSTATUS=failed: %s",
 			    err->text);
 			set_state(d, DCPD_FAILED);
+			dcpd_crash_report(err->text);
 			break;
 		}
 		turn(d);
@@ -253,7 +257,9 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 	int rc, code = DCPD_EXIT_CONFIG;
 
 	raise_fd_limit();
-	rc = start_signals(d, err);
+	rc = dcpd_crash_init(d->opt.state_dir, err);
+	if (rc == 0)
+		rc = start_signals(d, err);
 	dcpd_reload_init(d, argc, argv, sig.fd);
 	if (rc == 0)
 		rc = dcpd_daemon_start(d, err);

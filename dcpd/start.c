@@ -726,6 +726,7 @@ void
 dcpd_daemon_stop(struct dcpd_daemon *d)
 {
 	struct dcpd_run *r = &d->run;
+	bool lost = d->sched != NULL && dcpd_sched_failed(d->sched, NULL);
 
 	/* They may ask the scheduler, and their users get an answer. */
 	dcpd_plugins_stop();
@@ -745,6 +746,12 @@ dcpd_daemon_stop(struct dcpd_daemon *d)
 		dcpd_textpool_stop(d->pool);
 	if (d->admin != NULL)
 		dcpd_admin_stop(d->admin);
+	/*
+	 * Everybody has been told. A lost device may never be closed: systemd
+	 * need not wait for that.
+	 */
+	if (lost)
+		sd_notify(0, "WATCHDOG=trigger");
 	if (d->have_engine && d->engine.close != NULL)
 		d->engine.close(d->engine.self);
 	dcpd_listen_close(&d->admin_sock);

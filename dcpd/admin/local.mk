@@ -2,6 +2,7 @@
 libdcpd_a_SOURCES += dcpd/admin/histograms.c dcpd/admin/histograms.h \
 	dcpd/admin/counters.h dcpd/admin/stats.c dcpd/admin/stats.h \
 	libdcpclient/dcp_stats.h dcpd/admin/watch.c \
+	dcpd/admin/crash.c dcpd/admin/crash.h \
 	dcpd/admin/admin.c dcpd/admin/admin.h dcpd/admin/commands.c \
 	dcpd/admin/listen.c dcpd/admin/listen.h \
 	dcpd/config/check.c dcpd/config/device.c dcpd/config/device.h \

@@ -139,6 +139,9 @@ X(ACT, BYTES, max_bytes_uid, "max-bytes-per-user", "", "256MiB", "", \
   "bytes held for one user: requests and answers not yet read") \
 X(ACT, REAL, drain_timeout, "drain-timeout", "", "30", "0..86400", \
   "seconds that running requests get after SIGTERM") \
+X(ACT, STR, state_dir, "state-dir", "", "", "DIR", \
+  "where a crash leaves its report; default: systemd's StateDirectory=, else " \
+  "standard error") \
 X(ACT, REAL, stuck_after, "stuck-after", "", "30", "1..86400", \
   "seconds without an end of a step, with requests there, after which the " \
   "daemon says that it is stuck and the watchdog is not fed") \

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "dcpd/admin/counters.h"
+#include "dcpd/admin/crash.h"
 #include "dcpd/admin/stats.h"
 #include "dcpd/sched/sched_i.h"
 
@@ -526,6 +527,7 @@ step_main(void *arg)
 	bool ran = false, done = false;
 
 	pthread_setname_np(pthread_self(), "dcpd-step");
+	dcpd_crash_step_thread();
 	while (!done) {
 		pthread_mutex_lock(&s->lock);
 		if (!ran) {

@@ -2,8 +2,11 @@
 and changes nothing on a mistake; status answers for a daemon that does not; a
 step that does not end is told from a client that does not read.
 """
+import glob
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -182,7 +185,77 @@ def a_client_that_does_not_read_is_not_a_stuck_daemon():
             assert s["state"] == "ready" and s["waiting"] > 0, s
 
 
-CASES = [reload_changes_what_it_can, a_mistake_changes_nothing,
+def reports(d):
+    return sorted(glob.glob(d.dir + "/state/crash-*.txt"))
+
+
+def a_crash_leaves_a_report():
+    for sig in (signal.SIGSEGV, signal.SIGABRT):
+        d = Daemon("--engine", "null", "--null-step-us", 3000000, "--tp", 4,
+                   "--dcp-size", 2)
+        os.mkdir(d.dir + "/state")
+        d.args += ["--state-dir", d.dir + "/state"]
+        for i in range(12):     # those of other days
+            with open(f"{d.dir}/state/crash-10000000{i:02}-1.txt", "w"):
+                pass
+        with d:
+            assert len(reports(d)) == 10, "old reports were not pruned"
+            assert "reports of 12 crashes" in open(d.log).read()
+            with d.client() as c:
+                c.submit(tokens=[1, 2, 3], max_tokens=5)
+                until("a step", lambda: d.ctl_json("status")
+                      ["since_step_s"] > 0)
+                d.p.send_signal(sig)
+                assert d.p.wait(30) == -sig, "the signal's own end is lost"
+            new = reports(d)[-1]
+            assert oct(os.stat(new).st_mode & 0o777) == "0o640"
+            with open(new) as f:
+                text = f.read()
+            for want in (f"process {d.p.pid},", f"signal {int(sig)}",
+                         "state: ready", "step 1: prefill of 3 rows, "
+                         "1 requests, 1 pages, 1 samples", "has not ended",
+                         "ranks: 0 to 3, groups of 2", "requests_total 1\n",
+                         "backtrace of the step thread:\n", "r-xp"):
+                assert want in text, (want, text)
+            assert f"report: {new}" in d.tail(2), d.tail(2)
+            # The step thread was found where it was.
+            if shutil.which("addr2line"):
+                part = text.split("of the step thread:\n")[1]
+                at = re.findall(r"dcpd\+(0x[0-9a-f]+)",
+                                part.split("\nmaps:")[0])
+                names = subprocess.run(
+                    ["addr2line", "-f", "-e", binary("dcpd"), *at],
+                    capture_output=True, text=True).stdout.split()
+                assert "step_main" in names or "??" in names, names
+
+
+def an_engine_that_fails_leaves_a_report():
+    d = Daemon("--engine", "null", "--null-fail-after", 20)
+    os.mkdir(d.dir + "/state")
+    # As systemd says it.
+    d.env = {"STATE_DIRECTORY": d.dir + "/state:/nonexistent"}
+    with d:
+        r = d.ctl("generate", "--tokens", "1", "--max-tokens", "100")
+        assert r.returncode == 1 and "null-fail-after" in r.stderr, r
+        assert d.p.wait(30) == 1
+        with open(reports(d)[-1]) as f:
+            text = f.read()
+        assert "state: failed" in text and "--null-fail-after" in text, text
+        assert "step 20: decode of 1 rows" in text, text
+        assert "error: " in d.tail(1) and "step 21 failed" in d.tail(1)
+
+
+def no_state_folder_is_a_mistake():
+    r = subprocess.run([binary("dcpd"), "--engine", "null", "--state-dir",
+                        "/nonexistent/x"], capture_output=True, text=True,
+                       timeout=60)
+    assert r.returncode == 78, r
+    assert "--state-dir /nonexistent/x" in r.stderr.splitlines()[-1], r
+
+
+CASES = [a_crash_leaves_a_report, an_engine_that_fails_leaves_a_report,
+         no_state_folder_is_a_mistake,
+         reload_changes_what_it_can, a_mistake_changes_nothing,
          sighup_reloads, status_answers_for_a_stopped_daemon,
          nobody_may_write_the_page, a_long_step_is_stuck,
          a_client_that_does_not_read_is_not_a_stuck_daemon]

@@ -99,6 +99,81 @@ def activated(tmp, log):
     assert os.path.exists(path), "systemd's socket was removed"
 
 
+def messages(sock, seconds):
+    """All that come in that time."""
+    end, seen = time.monotonic() + seconds, []
+    while time.monotonic() < end:
+        sock.settimeout(max(0.01, end - time.monotonic()))
+        try:
+            seen.append(sock.recv(4096).decode())
+        except TimeoutError:
+            pass
+    return seen
+
+
+def watched(tmp, log):
+    """Pings while idle and while steps end, none while one does not."""
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(tmp + "/notify3")
+    path = tmp + "/d"
+    os.environ["WATCHDOG_USEC"] = "900000"
+    try:
+        p = start(["--engine", "null", "--null-step-us", "6000000",
+                   "--stuck-after", "1", "--socket", path],
+                  tmp + "/notify3", log)
+    finally:
+        del os.environ["WATCHDOG_USEC"]
+    until(notify, "READY=1")
+    idle = messages(notify, 3)
+    assert sum("WATCHDOG=1" in m for m in idle) >= 2, idle
+    client = subprocess.Popen([DCPCTL, "--socket", path, "generate",
+                               "--tokens", "1", "--max-tokens", "1"],
+                              stdout=subprocess.DEVNULL)
+    while ctl(path, "status", "-j").returncode != 4:
+        assert client.poll() is None, "the step ended, and nobody was stuck"
+        time.sleep(0.05)
+    messages(notify, 0.5)
+    stuck = messages(notify, 2)
+    assert not any("WATCHDOG=1" in m for m in stuck), stuck
+    assert client.wait(60) == 0
+    until(notify, "WATCHDOG=1")
+    p.send_signal(signal.SIGTERM)
+    ending = until(notify, "STOPPING=1")
+    assert any("EXTEND_TIMEOUT_USEC=45000000" in m for m in ending), ending
+    assert p.wait(20) == 0
+
+
+def reloaded(tmp, log):
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(tmp + "/notify4")
+    p = start(["--engine", "null", "--socket", tmp + "/r"],
+              tmp + "/notify4", log)
+    until(notify, "READY=1")
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    p.send_signal(signal.SIGHUP)
+    m = until(notify, "RELOADING=1")[-1]
+    at = int(m.split("MONOTONIC_USEC=")[1].split()[0])
+    assert before <= at <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    until(notify, "READY=1")
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(20) == 0
+
+
+def device_lost(tmp, log):
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(tmp + "/notify5")
+    path = tmp + "/f"
+    p = start(["--engine", "null", "--null-fail-after", "3", "--socket",
+               path], tmp + "/notify5", log)
+    until(notify, "READY=1")
+    r = ctl(path, "generate", "--tokens", "1", "--max-tokens", "9")
+    # The client hears of it before systemd is asked to end the process.
+    assert r.returncode == 1 and "failed" in r.stderr, r
+    seen = until(notify, "WATCHDOG=trigger")
+    assert any("STATUS=failed: " in m for m in seen), seen
+    assert p.wait(20) == 1
+
+
 def wrong_kind(tmp, log):
     s = listener(tmp + "/w", socket.SOCK_STREAM)
     p = start(["--engine", "null", "--socket", tmp + "/w2"],
@@ -123,8 +198,8 @@ def stopped_while_loading(tmp, log):
 def main():
     with tempfile.TemporaryDirectory(prefix="dcpd-test.") as tmp:
         with open(tmp + "/log", "w+") as log:
-            for case in (notified, activated, wrong_kind,
-                         stopped_while_loading):
+            for case in (notified, activated, watched, reloaded,
+                         device_lost, wrong_kind, stopped_while_loading):
                 try:
                     case(tmp, log)
                 except BaseException:

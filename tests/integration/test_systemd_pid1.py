@@ -244,6 +244,11 @@ def watchdog_ends_a_stopped_daemon(m):
     until("a restart", lambda: m.show("NRestarts") == "1")
     until("it is active", lambda: m.show("ActiveState") == "active")
     assert m.main_pid()[0] != pid
+    # It was asked to abort, and wrote where it was.
+    report = glob.glob(m.path("/var/lib/dcpd/crash-*.txt"))
+    assert len(report) == 1, report
+    with open(report[0]) as f:
+        assert "why: signal 6" in f.read()
     assert m.generate(3).returncode == 0
     # What was killed is started again, too.
     os.kill(m.main_pid()[0], signal.SIGKILL)
