@@ -10,6 +10,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,6 +32,8 @@ struct replay {
 	struct trace trace;
 	struct trace_text text;
 	bool feedback;
+	double speed;			/* of the file's clock; 0: it has none */
+	double begin, next_due;		/* ctl_now(); INFINITY: nobody waits */
 	char options[80];		/* of every request: this run's salt */
 	struct dcp *dcp;
 	struct trace_pages pages;	/* what was sent and answered so far */
@@ -152,6 +155,21 @@ submit(struct replay *p, struct slot *s, bool *full)
 	return end_turn(p, s, why, strlen(why));
 }
 
+/* Has its time come? If not, when the next one's does is noted. */
+static bool
+due(struct replay *p, const struct slot *s)
+{
+	double t;
+
+	if (p->speed == 0)
+		return true;
+	t = p->begin + s->session->turn[s->turn].arrival / p->speed;
+	if (ctl_now() >= t)
+		return true;
+	p->next_due = fmin(p->next_due, t);
+	return false;
+}
+
 /* Submits what can be; *full: something is left for later. */
 static int
 submit_all(struct replay *p, bool *full)
@@ -159,10 +177,11 @@ submit_all(struct replay *p, bool *full)
 	int rc = CTL_OK;
 
 	*full = false;
+	p->next_due = INFINITY;
 	for (uint32_t i = 0; i < p->run.concurrency && rc == CTL_OK; ) {
 		struct slot *s = &p->slot[i];
 
-		if (s->session == NULL || s->flying) {
+		if (s->session == NULL || s->flying || !due(p, s)) {
 			i++;
 			continue;
 		}
@@ -245,6 +264,19 @@ take_event(struct replay *p, int timeout_ms)
 	return rc;
 }
 
+/* Milliseconds to wait for an event. */
+static int
+patience(const struct replay *p, bool full)
+{
+	double s = p->next_due - ctl_now();
+
+	/* A quota may be full of others' requests: look again. */
+	if (full)
+		return 10;
+	return !isfinite(s) ? -1 : s <= 0 ? 0 : s > 60 ? 60000 :
+	    (int)(s * 1e3) + 1;
+}
+
 static int
 drive(struct replay *p)
 {
@@ -254,20 +286,54 @@ drive(struct replay *p)
 	/* What an earlier run left in the cache is no hit of this one. */
 	snprintf(p->options, sizeof p->options,
 	    "{\"cache_salt\":\"trace %d %.9f\"}", (int)getpid(), ctl_now());
+	p->begin = ctl_now();
 	for (uint32_t i = 0; i < p->run.concurrency; i++)
 		begin_session(p, &p->slot[i]);
 	for (;;) {
 		rc = submit_all(p, &full);
-		if (rc != CTL_OK || (p->flying == 0 && !full))
+		if (rc != CTL_OK || (p->flying == 0 && !full &&
+		    !isfinite(p->next_due)))
 			return rc;
-		/* A quota may be full of others' requests: look again. */
-		rc = take_event(p, full ? 10 : -1);
+		rc = take_event(p, patience(p, full));
 		if (rc != CTL_OK)
 			return rc;
 	}
 }
 
 /* --- before and after ---------------------------------------------------- */
+
+/* With --arrivals every turn must have a time. */
+static int
+check_arrivals(const struct replay *p)
+{
+	for (uint32_t i = 0; i < p->trace.n_sessions; i++) {
+		const struct trace_session *s = &p->trace.session[i];
+
+		for (uint32_t k = 0; k < s->n_turns; k++)
+			if (s->turn[k].arrival < 0)
+				return ctl_fail(CTL_USAGE, "--arrivals: line "
+				    "%zu has no \"timestamp\"",
+				    s->turn[k].line);
+	}
+	return CTL_OK;
+}
+
+/* What the daemon has measured; it may have nothing to choose. */
+static double
+break_even(void)
+{
+	json_t *r = NULL, *v;
+	double x = -1;
+
+	if (ctl_admin(json_pack("{s:s}", "cmd", "status"), true, &r) ==
+	    CTL_OK) {
+		v = json_object_get(r, "prefill_break_even");
+		if (json_is_number(v))
+			x = json_number_value(v);
+	}
+	json_decref(r);
+	return x;
+}
 
 /* Lengths of every request, and room for what comes of it. */
 static int
@@ -372,6 +438,7 @@ replay(struct replay *p, const char *csv_path)
 		return ctl_fail(CTL_FAILED, "--csv %s: %s", csv_path,
 		    strerror(errno));
 	rc = drive(p);
+	p->run.break_even = break_even();
 	if (rc == CTL_OK)
 		rc = report(p, csv);
 	if (csv != NULL && fclose(csv) != 0 && rc == CTL_OK)
@@ -388,10 +455,11 @@ bench_trace(int argc, char **argv)
 		.run = { .concurrency = 8 },
 	};
 	uint32_t turns = 10, sessions = 0, block = 0;
+	bool arrivals = false, bounded = false;
 	const char *csv = NULL;
 	const struct ctl_opt opts[] = {
 		{ "concurrency", 'C', CTL_U32, &p.run.concurrency, "C",
-		  "conversations at once [8]", NULL },
+		  "conversations at once [8; with --arrivals all]", &bounded },
 		{ "turns", 'T', CTL_U32, &turns, "T",
 		  "of each conversation; 0: all [10]", NULL },
 		{ "sessions", 0, CTL_U32, &sessions, "N",
@@ -400,6 +468,9 @@ bench_trace(int argc, char **argv)
 		  "multiplies all lengths [1]", NULL },
 		{ "feedback", 0, CTL_FLAG, &p.feedback, NULL,
 		  "prompts continue what was answered", NULL },
+		{ "arrivals", 0, CTL_F64, &p.speed, "F",
+		  "no request before its timestamp, F times as fast",
+		  &arrivals },
 		{ "block", 0, CTL_U32, &block, "N",
 		  "tokens of a hash id [by their number]", NULL },
 		{ "csv", 0, CTL_STR, &csv, "FILE",
@@ -422,11 +493,18 @@ bench_trace(int argc, char **argv)
 	if (rc == 0 && !(p.text.scale > 0 && p.text.scale <= 1e4))
 		rc = ctl_fail(CTL_USAGE, "--scale: want more than 0 and at "
 		    "most 10000");
+	if (rc == 0 && arrivals && !(p.speed > 0 && p.speed <= 1e6))
+		rc = ctl_fail(CTL_USAGE, "--arrivals: want more than 0 and at "
+		    "most 1e6");
+	if (rc == 0 && arrivals && !bounded)
+		p.run.concurrency = 65536;
 	if (rc == 0 && block > TRACE_MAX_LEN)
 		rc = ctl_fail(CTL_USAGE, "--block: at most %u", TRACE_MAX_LEN);
 	if (rc == 0 && trace_load(files.v[0], sessions, turns, block,
 	    &p.trace, &err) != 0)
 		rc = ctl_fail(CTL_FAILED, "%s", err.text);
+	if (rc == 0 && arrivals)
+		rc = check_arrivals(&p);
 	if (rc == 0)
 		rc = replay(&p, csv);
 	clean_up(&p);

@@ -25,6 +25,7 @@ struct trace_turn {
 	uint32_t n_ids;
 	bool follows;			/* begins with the turn before it */
 	size_t line;			/* in the file, from 1 */
+	double arrival;			/* s, from "timestamp"; -1: none */
 	int64_t *ids;			/* [n_ids] of blocks */
 };
 
@@ -101,6 +102,8 @@ struct trace_result {			/* of one request; times in s */
 struct trace_run {
 	struct trace_result *result;	/* [n], in the file's order */
 	uint32_t n, concurrency, sessions;
+	double break_even;		/* cached tokens a new one at which q
+					   and kv take the same; -1: unknown */
 	double *gaps;			/* between tokens of a stream, s */
 	size_t n_gaps;
 };

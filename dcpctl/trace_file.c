@@ -73,6 +73,19 @@ take_length(struct reader *r, const json_t *o, const char *key, uint32_t min,
 	return 0;
 }
 
+/* Milliseconds, as Mooncake has them. */
+static int
+take_arrival(struct reader *r, const json_t *o, double *out)
+{
+	const json_t *v = json_object_get(o, "timestamp");
+
+	*out = v == NULL ? -1 : json_number_value(v) * 1e-3;
+	if (v != NULL && (!json_is_number(v) || !(*out >= 0) || *out > 1e9))
+		return wrong(r, r->line, "\"timestamp\": want milliseconds "
+		    "from the beginning, a number from 0 to 1e12");
+	return 0;
+}
+
 static int
 take_ids(struct reader *r, const json_t *o, struct trace_turn *t)
 {
@@ -155,6 +168,8 @@ take_line(struct reader *r, const json_t *o)
 	rc = take_length(r, o, "input_length", 1, &turn.input);
 	if (rc == 0)
 		rc = take_length(r, o, "output_length", 0, &turn.output);
+	if (rc == 0)
+		rc = take_arrival(r, o, &turn.arrival);
 	if (rc == 0)
 		rc = take_ids(r, o, &turn);
 	if (rc != 0)

@@ -99,6 +99,32 @@ share(uint64_t part, uint64_t whole)
 	return whole > 0 ? (double)part / (double)whole : 0;
 }
 
+/*
+ * Under DCP: turns whose cached tokens per new one lie below and above what
+ * the daemon's measured constants say is the same by q and by kv.
+ */
+static void
+add_break_even(const struct trace_run *run, json_t *o)
+{
+	uint32_t below = 0, above = 0;
+
+	if (run->break_even < 0)
+		return;
+	for (uint32_t i = 0; i < run->n; i++) {
+		const struct trace_result *r = &run->result[i];
+
+		if (r->error != NULL)
+			continue;
+		if (r->cached > run->break_even * (r->input - r->cached))
+			above++;
+		else
+			below++;
+	}
+	json_object_set_new(o, "break_even", json_real(run->break_even));
+	json_object_set_new(o, "turns_below", json_integer(below));
+	json_object_set_new(o, "turns_above", json_integer(above));
+}
+
 json_t *
 trace_figures(struct trace_run *run)
 {
@@ -120,6 +146,7 @@ trace_figures(struct trace_run *run)
 	    "output_tok_s", seconds > 0 ? (double)s.output / seconds : 0,
 	    "hit_rate", share(s.cached, s.input),
 	    "ideal_hit_rate", share(s.ideal, s.input));
+	add_break_even(run, o);
 	json_object_set_new(o, "ttft_first", spread_of(run, ttft_first, v));
 	json_object_set_new(o, "ttft_later", spread_of(run, ttft_later, v));
 	json_object_set_new(o, "tpot", spread_of(run, tpot, v));
@@ -163,8 +190,14 @@ trace_print(const json_t *o)
 	printf("prompts %lld tokens, %.2f %% from the cache; ideal %.2f %%\n",
 	    integer(o, "prompt_tokens"), number(o, "hit_rate") * 100,
 	    number(o, "ideal_hit_rate") * 100);
-	printf("answers %lld tokens, %.1f a second\n\n",
+	printf("answers %lld tokens, %.1f a second\n",
 	    integer(o, "output_tokens"), number(o, "output_tok_s"));
+	if (json_object_get(o, "break_even") != NULL)
+		printf("prefill: moving q beats moving KV from %.1f cached "
+		    "tokens a new one on; %lld turns below, %lld above\n",
+		    number(o, "break_even"), integer(o, "turns_below"),
+		    integer(o, "turns_above"));
+	putchar('\n');
 	printf("%-28s %7s %10s %10s %10s %10s\n", "milliseconds", "n", "mean",
 	    "p50", "p90", "p99");
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

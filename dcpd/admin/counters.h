@@ -37,6 +37,12 @@
 	X(prefill_way_q,      C, "prefill passes that gathered q") \
 	X(prefill_way_kv,     C, "prefill passes that gathered KV rows") \
 	X(prefill_way_a2a,    C, "prefill passes by all-to-all") \
+	X(prefill_q_ns,       C, "in attention of passes that gathered q, ns") \
+	X(prefill_q_predicted_ns, C, "predicted for them, ns") \
+	X(prefill_kv_ns,      C, "in attention of those that gathered KV, ns") \
+	X(prefill_kv_predicted_ns, C, "predicted for them, ns") \
+	X(prefill_a2a_ns,     C, "in attention of those by all-to-all, ns") \
+	X(prefill_a2a_predicted_ns, C, "predicted for them, ns") \
 	X(pages_total,        G, "pages of the pool, without the sink page") \
 	X(pages_free,         G, "pages free") \
 	X(pages_used,         G, "pages held by requests") \

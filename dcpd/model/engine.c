@@ -52,7 +52,8 @@ step(void *self, const struct dcpk_plan *p, struct dcpk_result *r,
 {
 	struct dcpd_model_engine *e = self;
 
-	return dcpd_forward(e->backend, e->ctx, &e->setup.model, p, r, err);
+	return dcpd_forward(e->backend, e->ctx, &e->setup.model, p, r,
+	    &e->attend_ns, err);
 }
 
 static void
@@ -73,6 +74,22 @@ move(void *self, const struct dcpk_move *m, uint32_t n, bool out,
 	int rc = e->backend->move(e->ctx, m, n, out, &ke);
 
 	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s", ke.text);
+}
+
+static double
+break_even(void *self)
+{
+	const struct dcpd_model_engine *e = self;
+
+	return dcpd_way_break_even(&e->setup.model, &e->setup.topo,
+	    e->setup.kv, &e->speed);
+}
+
+/* An operation of the CPU is over when it returns; a GPU's is not. */
+static bool
+waits_for_operations(const struct dcpd_model_engine *e)
+{
+	return e->backend == &dcpk_cpu;
 }
 
 static int
@@ -109,6 +126,8 @@ dcpd_engine_make(struct dcpd_model_engine *e, struct dcpd_engine *out)
 		.self = e,
 		.step = step,
 		.predict = predict,
+		.attend_ns = waits_for_operations(e) ? &e->attend_ns : NULL,
+		.break_even = break_even,
 		.check = check,
 		.waits = waits,
 		.move = move,

@@ -13,9 +13,11 @@
 
 static int
 walk(const struct dcpk_backend *b, struct dcpk_ctx *c,
-    const struct dcpk_model *m, const struct dcpk_plan *p, uint32_t rank)
+    const struct dcpk_model *m, const struct dcpk_plan *p, uint32_t rank,
+    uint64_t *attend_ns)
 {
 	uint32_t layer;
+	uint64_t t;
 	int rc;
 
 	dcpd_stats_at(DCPD_OP_embed, 0);
@@ -29,7 +31,9 @@ walk(const struct dcpk_backend *b, struct dcpk_ctx *c,
 		}
 		if (rc == 0) {
 			dcpd_stats_at(DCPD_OP_attend_merge, layer);
+			t = dcpd_now_ns();
 			rc = b->attend_merge(c, rank, layer);
+			*attend_ns += dcpd_now_ns() - t;
 		}
 		if (rc == 0) {
 			dcpd_stats_at(DCPD_OP_attn_out, layer);
@@ -56,10 +60,11 @@ walk(const struct dcpk_backend *b, struct dcpk_ctx *c,
 int
 dcpd_forward(const struct dcpk_backend *b, struct dcpk_ctx *c,
     const struct dcpk_model *m, const struct dcpk_plan *p,
-    struct dcpk_result *r, struct dcpd_err *err)
+    struct dcpk_result *r, uint64_t *attend_ns, struct dcpd_err *err)
 {
 	const struct dcps_pass *at = &dcpd_page->pass;
 	struct dcpk_err ke = { "" };
+	uint64_t unused = 0;
 	int rc;
 
 	dcpd_stats_at(DCPD_OP_step_begin, 0);
@@ -67,7 +72,8 @@ dcpd_forward(const struct dcpk_backend *b, struct dcpk_ctx *c,
 	if (rc != 0)
 		return dcpd_fail(err, rc, "step %llu: %s",
 		    (unsigned long long)p->step, ke.text);
-	rc = walk(b, c, m, p, DCPK_ALL_RANKS);
+	rc = walk(b, c, m, p, DCPK_ALL_RANKS,
+	    attend_ns != NULL ? attend_ns : &unused);
 	if (rc == 0) {
 		dcpd_stats_at(DCPD_OP_step_end, m->layers);
 		rc = b->step_end(c, DCPK_ALL_RANKS, r);

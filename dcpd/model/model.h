@@ -56,9 +56,12 @@ int dcpd_weights_load(const char *dir, const struct dcpd_model_config *,
 int dcpd_weights_bytes(const struct dcpd_model_config *,
     const struct dcpk_topo *, const char *device, struct dcpk_bytes *);
 
-/* Walk one step on the backend; see kernels.h. */
+/*
+ * Walk one step on the backend; see kernels.h. attend_ns, unless NULL: the time
+ * that attend_merge took is added, as far as the host sees it.
+ */
 int dcpd_forward(const struct dcpk_backend *, struct dcpk_ctx *,
     const struct dcpk_model *, const struct dcpk_plan *, struct dcpk_result *,
-    struct dcpd_err *);
+    uint64_t *attend_ns, struct dcpd_err *);
 
 #endif

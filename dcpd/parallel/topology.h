@@ -33,6 +33,13 @@ uint32_t dcpd_slices(const struct dcpk_model *, const struct dcpk_topo *,
     enum dcpk_tensor, uint32_t n, uint32_t k, struct dcpd_slice *);
 
 /* Predicted seconds of a prefill pass by each way; see doc/layouts.md. */
+/*
+ * Cached tokens per new one at which q and kv take the same, for passes long
+ * enough that calls do not count, of rows that select topk keys. 0: q is the
+ * faster however few they are, or there is no choice.
+ */
+double dcpd_way_break_even(const struct dcpk_model *, const struct dcpk_topo *,
+    enum dcpk_kv kv, const struct dcpk_speed *);
 void dcpd_way_predict(const struct dcpk_model *, const struct dcpk_topo *,
     enum dcpk_kv, const struct dcpk_speed *, const struct dcpk_plan *,
     double seconds[3]);

@@ -70,3 +70,23 @@ dcpd_way_predict(const struct dcpk_model *m, const struct dcpk_topo *t,
 	for (w = 0; w < 3; w++)
 		seconds[w] *= m->layers;
 }
+
+double
+dcpd_way_break_even(const struct dcpk_model *m, const struct dcpk_topo *t,
+    enum dcpk_kv kv, const struct dcpk_speed *v)
+{
+	double D = t->dcp, link = (D - 1) / D / v->copy_bytes_s;
+	double heads = (double)m->heads / t->world * D;
+	double el = kv == DCPK_KV_F32 ? 4 : 2;
+	double row = dcpk_row_bytes(kv, m->kv_lora, m->rope);
+	double flops = 2.0 * m->topk * heads * (2.0 * m->kv_lora + m->rope) / D;
+	double q, ratio;
+
+	if (t->dcp == 1 || t->cp > 1)
+		return 0;
+	/* q more than kv, of one row, over what a cached row costs kv */
+	q = heads * (2.0 * m->kv_lora + m->rope) * el * link +
+	    flops / v->attend_flops_s - flops / v->attend_own_flops_s;
+	ratio = q / (row * link);
+	return ratio > 0 ? ratio : 0;
+}

@@ -21,6 +21,11 @@ struct dcpd_engine {
 	    struct dcpd_err *);
 	/* Predicted seconds of a prefill pass by each way; NULL: always kv. */
 	void (*predict)(void *self, const struct dcpk_plan *, double s[3]);
+	/* What predict is about, as it was so far: step thread; or NULL. */
+	const uint64_t *attend_ns;
+	/* Any thread: cached tokens a new one at which q and kv are predicted
+	   to take the same; 0: q always is faster, or no choice. Or NULL. */
+	double (*break_even)(void *self);
 	int (*check)(void *self, struct dcpd_err *);	/* or NULL */
 	/* Any thread: who the step waits for, or "". NULL: cannot say. */
 	void (*waits)(void *self, char *buf, size_t cap);

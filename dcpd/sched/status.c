@@ -159,6 +159,9 @@ dcpd_sched_status(struct dcpd_sched *s)
 	json_object_set_new(o, "ranks", ranks(s));
 	if (e->dcp > 1)
 		json_object_set_new(o, "prefill_ways", ways(s));
+	if (e->dcp > 1 && e->break_even != NULL)
+		json_object_set_new(o, "prefill_break_even",
+		    json_real(e->break_even(e->self)));
 	pthread_mutex_unlock(&s->lock);
 	return o;
 }

@@ -268,15 +268,25 @@ choose_way(struct dcpd_sched *s, struct dcpk_plan *plan)
 	return sec[plan->way];
 }
 
+#define COUNT_WAY(way, ns, predicted) do {				\
+	DCPD_COUNT(prefill_way_##way, 1);				\
+	DCPD_COUNT(prefill_##way##_ns, ns);				\
+	DCPD_COUNT(prefill_##way##_predicted_ns, predicted);		\
+} while (0)
+
+/* attended: ns of the pass that were attention's, 0 where nobody can say. */
 static void
-count_way(struct dcpd_sched *s, uint32_t way, double predicted, double actual)
+count_way(struct dcpd_sched *s, uint32_t way, double predicted, double actual,
+    uint64_t attended)
 {
+	uint64_t p = attended == 0 ? 0 : (uint64_t)(predicted * 1e9);
+
 	if (way == DCPK_WAY_Q)
-		DCPD_COUNT(prefill_way_q, 1);
+		COUNT_WAY(q, attended, p);
 	else if (way == DCPK_WAY_KV)
-		DCPD_COUNT(prefill_way_kv, 1);
+		COUNT_WAY(kv, attended, p);
 	else
-		DCPD_COUNT(prefill_way_a2a, 1);
+		COUNT_WAY(a2a, attended, p);
 	pthread_mutex_lock(&s->lock);
 	s->way[way].passes++;
 	s->way[way].predicted += predicted;
@@ -286,7 +296,7 @@ count_way(struct dcpd_sched *s, uint32_t way, double predicted, double actual)
 
 static void
 count_pass(struct dcpd_sched *s, const struct dcpk_plan *plan,
-    double predicted, uint64_t ns)
+    double predicted, uint64_t ns, uint64_t attended)
 {
 	if (plan->pass == DCPK_DECODE) {
 		DCPD_COUNT(decode_steps, 1);
@@ -298,7 +308,8 @@ count_pass(struct dcpd_sched *s, const struct dcpk_plan *plan,
 	DCPD_COUNT(prefill_rows, plan->n_rows);
 	DCPD_COUNT(prefill_ns, ns);
 	if (s->c.engine->dcp > 1)
-		count_way(s, plan->way, predicted, (double)ns * 1e-9);
+		count_way(s, plan->way, predicted, (double)ns * 1e-9,
+		    attended);
 }
 
 static void
@@ -478,7 +489,7 @@ run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
 	struct dcpd_err err = { 0 };
 	struct dcpk_plan *plan;
 	double predicted;
-	uint64_t t0;
+	uint64_t t0, before;
 	int rc;
 
 	dcpd_planb_clear(&s->plan);
@@ -500,13 +511,15 @@ run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
 	}
 	dcpd_stats_pass(plan);
 	t0 = dcpd_now_ns();
+	before = e->attend_ns != NULL ? *e->attend_ns : 0;
 	rc = e->step(e->self, plan, &s->result, &err);
 	dcpd_stats_pass_end();
 	if (rc != 0) {
 		failed(s, &err, rc);
 		return true;
 	}
-	count_pass(s, plan, predicted, dcpd_now_ns() - t0);
+	count_pass(s, plan, predicted, dcpd_now_ns() - t0,
+	    e->attend_ns != NULL ? *e->attend_ns - before : 0);
 	take_results(s, plan);
 	return true;
 }

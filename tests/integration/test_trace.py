@@ -235,6 +235,72 @@ def replays(args):
     print("ok:", *args)
 
 
+def arrivals():
+    """No request before its time; a thousandfold clock is as good."""
+    with Daemon("--engine", "null") as d:
+        path = os.path.join(d.dir, "mooncake.jsonl")
+        mooncake(path)                  # 0, 100 .. 400 ms
+        for speed, concurrency in ((.5, None), (1000, 1), (2, 2)):
+            o, rows = run(d, path, "--arrivals", speed, *(
+                [] if concurrency is None else ["-C", concurrency]))
+            assert o["failures"] == 0 and o["requests"] == 5
+            assert o["concurrency"] == (concurrency or 5)
+            begin = float(rows[0]["sent_s"])
+            assert begin == 0
+            for i, r in enumerate(rows):
+                # The first is sent a little after the clock begins.
+                assert float(r["sent_s"]) >= i * .1 / speed - .05, (r, speed)
+            assert o["seconds"] >= .4 / speed - .05
+        bad = os.path.join(d.dir, "bad.jsonl")
+        with open(path) as f, open(bad, "w") as g:
+            lines = [json.loads(x) for x in f]
+            del lines[2]["timestamp"]
+            g.writelines(json.dumps(x) + "\n" for x in lines)
+        for args, word in (([bad, "--arrivals", 1], "line 3"),
+                           ([path, "--arrivals", 0], "--arrivals"),
+                           ([path, "--arrivals", "nan"], "--arrivals")):
+            r = d.ctl("bench", "trace", *args)
+            assert r.returncode == 2 and word in r.stderr, r.stderr
+        lines[2]["timestamp"] = -5
+        with open(bad, "w") as g:
+            g.writelines(json.dumps(x) + "\n" for x in lines)
+        r = d.ctl("bench", "trace", bad)
+        assert r.returncode == 1 and "timestamp" in r.stderr, r.stderr
+    print("ok: arrivals")
+
+
+def prefill_choice():
+    """Turns on either side of the break-even that the daemon measured; what
+    was predicted and taken is counted for the way that was chosen."""
+    tiny = os.path.join(srcdir, "models/dcp-tiny")
+    with Daemon("--model", tiny, "--tp", 8, "--dcp-size", 8,
+                "--kv-bytes-per-rank", "8MiB") as d:
+        o, rows = run(d, TRACE, "-C", 2, "-T", 4, "--sessions", 2, "--scale",
+                      ".3")
+        s = d.ctl_json("status")
+        x = s["prefill_break_even"]
+        assert o["break_even"] == x >= 0, (o["break_even"], x)
+        above = sum(int(r["cached_tokens"]) > x * (int(r["input_tokens"])
+                    - int(r["cached_tokens"])) for r in rows)
+        assert (o["turns_above"], o["turns_below"]) == \
+            (above, len(rows) - above), o
+        c, passes = s["counters"], 0
+        for way in "q", "kv", "a2a":
+            n = c[f"prefill_way_{way}"]
+            passes += n
+            assert n == s["prefill_ways"][way]["passes"]
+            for what in "ns", "predicted_ns":
+                assert (c[f"prefill_{way}_{what}"] > 0) == (n > 0), (way, n)
+            # Attention alone; the other is the whole pass.
+            assert c[f"prefill_{way}_ns"] <= \
+                s["prefill_ways"][way]["seconds"] * 1e9 + 1, way
+        assert passes == c["prefill_passes"] > 0
+    with Daemon("--engine", "null", "--tp", 8, "--dcp-size", 8) as d:
+        o, _ = run(d, TRACE, "--sessions", 1)
+        assert "break_even" not in o            # it measures nothing
+    print("ok: prefill choice")
+
+
 def failures():
     """What the daemon refuses is counted and said, and the rest goes on."""
     with Daemon("--engine", "null", "--max-context", 2000) as d:
@@ -266,6 +332,8 @@ def failures():
     print("ok: failures")
 
 
+arrivals()
+prefill_choice()
 replays(["--tp", 8])
 replays(["--tp", 8, "--dcp-size", 8])
 failures()

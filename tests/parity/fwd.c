@@ -538,7 +538,7 @@ pass_run(struct run *r, enum dcpk_pass pass, struct part *parts, uint32_t n,
 	double t = dcpd_now();
 	int rc;
 
-	rc = dcpd_forward(be, r->ctx, &r->cfg.m, p, &res, err);
+	rc = dcpd_forward(be, r->ctx, &r->cfg.m, p, &res, NULL, err);
 	if (rc != 0)
 		return rc;
 	t = dcpd_now() - t;

@@ -171,6 +171,35 @@ START_TEST(layouts_that_leave_no_choice)
 }
 END_TEST
 
+/* 64 * 2176 / 656 = 212.29 by bytes; with speeds where predict() says so. */
+START_TEST(break_even_is_where_the_two_meet)
+{
+	struct dcpk_speed waste = { 2e11, 4e14, 2e14, 0 };
+	struct dcpk_speed half = { 2e11, 4e14, 2e13, 0 };
+	struct dcpk_topo one = { 8, 8, 1, 1, 0 }, cp = { 8, 1, 8, 8, 0 };
+	double s[3], x = dcpd_way_break_even(&glm, &dcp8, DCPK_KV_FP8,
+	    &bytes_only);
+
+	ck_assert_double_eq_tol(x, 64 * 2176 / 656., 1e-6);
+	x = dcpd_way_break_even(&glm, &dcp8, DCPK_KV_FP8, &waste);
+	ck_assert_double_gt(x, 50);
+	ck_assert_double_lt(x, 212);
+	predict(&glm, &dcp8, DCPK_KV_FP8, &waste, 1000,
+	    (uint32_t)(1000 * x) - 2, s);
+	ck_assert_double_lt(s[DCPK_WAY_KV], s[DCPK_WAY_Q]);
+	predict(&glm, &dcp8, DCPK_KV_FP8, &waste, 1000,
+	    (uint32_t)(1000 * x) + 2, s);
+	ck_assert_double_gt(s[DCPK_WAY_KV], s[DCPK_WAY_Q]);
+	/* q is the faster even with nothing cached. */
+	ck_assert_double_eq(dcpd_way_break_even(&glm, &dcp8, DCPK_KV_FP8,
+	    &half), 0);
+	ck_assert_double_eq(dcpd_way_break_even(&glm, &one, DCPK_KV_FP8,
+	    &bytes_only), 0);
+	ck_assert_double_eq(dcpd_way_break_even(&glm, &cp, DCPK_KV_FP8,
+	    &bytes_only), 0);
+}
+END_TEST
+
 int
 main(void)
 {
@@ -185,6 +214,7 @@ main(void)
 	tcase_add_test(t, an_empty_tile_decides);
 	tcase_add_test(t, more_work_is_never_cheaper);
 	tcase_add_test(t, layouts_that_leave_no_choice);
+	tcase_add_test(t, break_even_is_where_the_two_meet);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
 	srunner_run_all(r, CK_NORMAL);
