@@ -41,3 +41,10 @@ TESTS += tests/integration/test_metrics.py tests/integration/test_page.py
 EXTRA_DIST += plugins/http/page/index.html plugins/http/page-hash \
 	tests/integration/test_metrics.py tests/integration/test_page.py \
 	tests/lib/browser.py
+
+# It defines the functions of libdcpclient that the plugin then finds first.
+check_PROGRAMS += tests/fuzz/fuzz_http
+TESTS += tests/fuzz/fuzz_http
+tests_fuzz_fuzz_http_SOURCES = tests/fuzz/fuzz_http.c tests/fuzz/http_seeds.h
+tests_fuzz_fuzz_http_LDADD = libdcpd.a $(JANSSON_LIBS) -ldl -lpthread
+tests_fuzz_fuzz_http_LDFLAGS = $(AM_LDFLAGS) -export-dynamic
