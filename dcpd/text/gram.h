@@ -150,7 +150,12 @@ struct gram_value {
 	uint32_t height;
 };
 
-struct gram_cached;
+/* Masks that do not depend on what is around; gram_mask.c. */
+struct gram_cache {
+	pthread_mutex_t lock;
+	struct gram_cached **bucket;
+	uint32_t n;
+};
 
 struct gram {
 	unsigned refs;			/* grams' lock */
@@ -163,11 +168,10 @@ struct gram {
 	uint32_t root;			/* value */
 	uint32_t deepest;		/* height of the highest definition */
 	uint64_t bytes;			/* of automata */
-	/* masks that do not depend on what is around; gram_mask.c */
-	pthread_mutex_t lock;
-	struct gram_cached **bucket;
-	uint32_t n_cached;
+	struct gram_cache cache;
 };
+
+#define GRAM_STRING 0u		/* definition of any string, in every grammar */
 
 /* Compile a schema; NULL: any object. *out is new and has one reference. */
 int gram_compile(const json_t *schema, struct gram **out, struct dcpd_err *);
@@ -265,14 +269,18 @@ struct gram_trie {
 	uint32_t horizon;		/* bytes of the longest token */
 	uint32_t opens;			/* most brackets opened by a token */
 	const struct dcpd_tokenizer *t;
+	/* Inside of any string: the same for all grammars, and what takes
+	   longest to make. */
+	struct gram_cache strings;
 };
 
 int gram_trie_new(const struct dcpd_tokenizer *, uint32_t vocab,
     struct gram_trie **);
 void gram_trie_free(struct gram_trie *);
 /* Bits of all tokens whose bytes may follow; 0 or -ENOMEM. */
-int gram_mask(struct gram *, const struct gram_trie *, struct gram_step *,
+int gram_mask(struct gram *, struct gram_trie *, struct gram_step *,
     const struct gram_cfg *, uint32_t *bits);
-void gram_cache_free(struct gram *);
+void gram_cache_init(struct gram_cache *);
+void gram_cache_free(struct gram_cache *);
 
 #endif

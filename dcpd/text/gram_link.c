@@ -259,7 +259,7 @@ gram_free(struct gram *g)
 {
 	if (g == NULL)
 		return;
-	gram_cache_free(g);
+	gram_cache_free(&g->cache);
 	for (uint32_t i = 0; i < g->n_def; i++) {
 		if (g->def[i].own)
 			gram_dfa_free(g->def[i].dfa);
@@ -271,7 +271,6 @@ gram_free(struct gram *g)
 		free(g->value[v].alt);
 		free(g->value[v].also);
 	}
-	pthread_mutex_destroy(&g->lock);
 	free(g->def);
 	free(g->value);
 	free(g->key);
@@ -281,7 +280,7 @@ gram_free(struct gram *g)
 int
 gram_compile(const json_t *schema, struct gram **out, struct dcpd_err *err)
 {
-	struct comp c = { .err = err, .free_string = GRAM_NONE };
+	struct comp c = { .err = err };
 	json_t *own = NULL;
 	int rc;
 
@@ -296,7 +295,7 @@ gram_compile(const json_t *schema, struct gram **out, struct dcpd_err *err)
 		goto out;
 	}
 	c.g->refs = 1;
-	pthread_mutex_init(&c.g->lock, NULL);
+	gram_cache_init(&c.g->cache);
 	rc = schema_compile(&c);
 	if (rc == 0)
 		rc = gram_link(c.g, err);

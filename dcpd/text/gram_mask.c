@@ -6,7 +6,7 @@
  * string does not ask where the string stands. That part is made once for each
  * set of items and remembered in the grammar, together with the places in the
  * trie where the level ends; from there on the walk is continued in the levels
- * around, each time.
+ * around, each time. The inside of any string is remembered for all grammars.
  */
 #include "config.h"
 
@@ -129,6 +129,7 @@ gram_trie_new(const struct dcpd_tokenizer *tok, uint32_t vocab,
 	}
 	if (rc == 0) {
 		t->t = tok;
+		gram_cache_init(&t->strings);
 		t->words = (vocab + 31) / 32;
 		t->v = malloc(nodes * sizeof *t->v);
 		t->tok = malloc(((size_t)n + 1) * sizeof *t->tok);
@@ -151,6 +152,8 @@ gram_trie_free(struct gram_trie *t)
 {
 	if (t == NULL)
 		return;
+	if (t->t != NULL)
+		gram_cache_free(&t->strings);
 	free(t->v);
 	free(t->tok);
 	free(t);
@@ -331,19 +334,33 @@ cached_free(struct gram_cached *c)
 }
 
 void
-gram_cache_free(struct gram *g)
+gram_cache_init(struct gram_cache *k)
 {
-	for (uint32_t i = 0; g->bucket != NULL && i < BUCKETS; i++) {
-		struct gram_cached *c = g->bucket[i], *next;
+	*k = (struct gram_cache){ .n = 0 };
+	pthread_mutex_init(&k->lock, NULL);
+}
+
+static void
+drop_all(struct gram_cache *k)
+{
+	for (uint32_t i = 0; k->bucket != NULL && i < BUCKETS; i++) {
+		struct gram_cached *c = k->bucket[i], *next;
 
 		for (; c != NULL; c = next) {
 			next = c->next;
 			cached_free(c);
 		}
 	}
-	free(g->bucket);
-	g->bucket = NULL;
-	g->n_cached = 0;
+	free(k->bucket);
+	k->bucket = NULL;
+	k->n = 0;
+}
+
+void
+gram_cache_free(struct gram_cache *k)
+{
+	drop_all(k);
+	pthread_mutex_destroy(&k->lock);
 }
 
 /*
@@ -388,13 +405,15 @@ key_of(const struct gram *g, const struct gram_trie *t,
 {
 	uint32_t left = GRAM_MAX_DEPTH - cfg->depth;
 	uint32_t far = t->opens + g->deepest;
+	bool scalar = cfg->it[0].def != G_ROOT &&
+	    g->def[cfg->it[0].def].kind >= G_DFA;
 
 	c->it = malloc(cfg->n * sizeof *c->it);
 	if (c->it == NULL)
 		return -ENOMEM;
 	c->n = cfg->n;
 	c->ws = cfg->ws;
-	c->room = left < far ? left : far;
+	c->room = scalar ? 0 : left < far ? left : far;
 	c->hash = mix(mix(1, c->ws), c->room);
 	for (uint32_t i = 0; i < cfg->n; i++) {
 		c->it[i] = alike(g, t, cfg->it[i]);
@@ -414,13 +433,13 @@ same_key(const struct gram_cached *a, const struct gram_cached *b)
 
 /* Lock held. */
 static struct gram_cached *
-find(struct gram *g, const struct gram_cached *key)
+find(const struct gram_cache *k, const struct gram_cached *key)
 {
 	struct gram_cached *c;
 
-	if (g->bucket == NULL)
+	if (k->bucket == NULL)
 		return NULL;
-	for (c = g->bucket[key->hash % BUCKETS]; c != NULL; c = c->next)
+	for (c = k->bucket[key->hash % BUCKETS]; c != NULL; c = c->next)
 		if (same_key(c, key))
 			return c;
 	return NULL;
@@ -428,21 +447,21 @@ find(struct gram *g, const struct gram_cached *key)
 
 /* Lock held; takes c. */
 static void
-keep(struct gram *g, struct gram_cached *c)
+keep(struct gram_cache *k, struct gram_cached *c)
 {
 	uint32_t i = c->hash % BUCKETS;
 
-	if (g->n_cached == CACHED_MAX)
-		gram_cache_free(g);
-	if (g->bucket == NULL)
-		g->bucket = calloc(BUCKETS, sizeof *g->bucket);
-	if (g->bucket == NULL) {
+	if (k->n == CACHED_MAX)
+		drop_all(k);
+	if (k->bucket == NULL)
+		k->bucket = calloc(BUCKETS, sizeof *k->bucket);
+	if (k->bucket == NULL) {
 		cached_free(c);
 		return;
 	}
-	c->next = g->bucket[i];
-	g->bucket[i] = c;
-	g->n_cached++;
+	c->next = k->bucket[i];
+	k->bucket[i] = c;
+	k->n++;
 }
 
 /* --- a mask ------------------------------------------------------------ */
@@ -517,35 +536,49 @@ take(const struct gram_cached *c, const struct gram_trie *t, uint32_t *bits,
 	return 0;
 }
 
+/* A cached mask, or a new one; the exits, and the bits, copied. */
+static int
+look_up(struct gram_cache *k, const struct gram_trie *t, struct gram_step *s,
+    const struct gram_cfg *cfg, struct gram_cached **c, uint32_t *bits,
+    struct gram_cached *exits)
+{
+	struct gram_cached *old;
+	int rc = 0;
+
+	pthread_mutex_lock(&k->lock);
+	old = find(k, *c);
+	if (old != NULL)
+		rc = take(old, t, bits, exits);
+	pthread_mutex_unlock(&k->lock);
+	if (old != NULL)
+		return rc;
+	rc = make(t, s, cfg, *c);
+	if (rc == 0)
+		rc = take(*c, t, bits, exits);
+	if (rc != 0)
+		return rc;
+	pthread_mutex_lock(&k->lock);
+	keep(k, *c);
+	pthread_mutex_unlock(&k->lock);
+	*c = NULL;
+	return 0;
+}
+
 int
-gram_mask(struct gram *g, const struct gram_trie *t, struct gram_step *s,
+gram_mask(struct gram *g, struct gram_trie *t, struct gram_step *s,
     const struct gram_cfg *cfg, uint32_t *bits)
 {
-	struct gram_cached *c = calloc(1, sizeof *c), *old, exits = { 0 };
+	struct gram_cached *c = calloc(1, sizeof *c), exits = { 0 };
+	bool string = cfg->n == 1 && cfg->it[0].def == GRAM_STRING;
 	struct walk w = { .s = s, .t = t, .bits = bits };
 	int rc;
 
 	if (c == NULL)
 		return -ENOMEM;
 	rc = key_of(g, t, cfg, c);
-	if (rc == 0) {
-		pthread_mutex_lock(&g->lock);
-		old = find(g, c);
-		if (old != NULL)
-			rc = take(old, t, bits, &exits);
-		pthread_mutex_unlock(&g->lock);
-		if (old == NULL) {
-			rc = make(t, s, cfg, c);
-			if (rc == 0)
-				rc = take(c, t, bits, &exits);
-		}
-		if (rc == 0 && old == NULL) {
-			pthread_mutex_lock(&g->lock);
-			keep(g, c);
-			pthread_mutex_unlock(&g->lock);
-			c = NULL;
-		}
-	}
+	if (rc == 0)
+		rc = look_up(string ? &t->strings : &g->cache, t, s, cfg, &c,
+		    bits, &exits);
 	if (rc == 0)
 		walk_exits(&w, cfg, &exits);
 	free(exits.exit);

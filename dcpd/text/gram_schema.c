@@ -507,5 +507,7 @@ schema_below(struct comp *c, const json_t *s, const char *key,
 int
 schema_compile(struct comp *c)
 {
-	return schema_value(c, c->root, &c->g->root);
+	int rc = schema_any_string(c);
+
+	return rc != 0 ? rc : schema_value(c, c->root, &c->g->root);
 }

@@ -16,7 +16,6 @@ struct comp {
 	unsigned depth;
 	uint32_t work;			/* schemas looked at */
 	uint64_t text;			/* bytes of their texts */
-	uint32_t free_string;		/* definition, or NONE */
 };
 
 /* --- gram_schema.c ----------------------------------------------------- */
@@ -48,6 +47,7 @@ int schema_compile(struct comp *);
 
 /* --- gram_types.c: alternatives into value ------------------------------ */
 
+int schema_any_string(struct comp *);	/* GRAM_STRING; before all others */
 int schema_any(struct comp *, uint32_t *value);
 int schema_typed(struct comp *, const json_t *schema, uint32_t value);
 int schema_enumerated(struct comp *, const json_t *schema, uint32_t value);

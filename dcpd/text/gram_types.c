@@ -101,19 +101,18 @@ any_string(struct gram_dfa **out)
 	return rc;
 }
 
-/* The definition of any string; made once. */
-static int
-free_string(struct comp *c, uint32_t *id)
+/* The first definition of all. */
+int
+schema_any_string(struct comp *c)
 {
 	struct gram_dfa *d;
-	int rc = 0;
+	uint32_t id;
+	int rc;
 
-	if (c->free_string == GRAM_NONE) {
-		if (any_string(&d) != 0)
-			return schema_no_memory(c);
-		rc = schema_add_dfa(c, d, false, &c->free_string);
-	}
-	*id = c->free_string;
+	if (any_string(&d) != 0)
+		return schema_no_memory(c);
+	rc = schema_add_dfa(c, d, false, &id);
+	DCPD_ASSERT(rc != 0 || id == GRAM_STRING);
 	return rc;
 }
 
@@ -149,7 +148,7 @@ static int
 string(struct comp *c, const json_t *s, uint32_t value)
 {
 	const json_t *p = json_object_get(s, "pattern");
-	uint32_t min = 0, max = GRAM_NONE, id, any;
+	uint32_t min = 0, max = GRAM_NONE, id = GRAM_STRING;
 	int rc;
 
 	if ((rc = count_of(c, s, "minLength", &min)) != 0 ||
@@ -159,17 +158,13 @@ string(struct comp *c, const json_t *s, uint32_t value)
 		return schema_fail(c, "minLength is above maxLength");
 	if (p != NULL) {
 		rc = pattern(c, p, min, max, &id);
-	} else {
-		rc = free_string(c, &any);
-		id = any;
-		if (rc == 0 && (min > 0 || max != GRAM_NONE)) {
-			rc = schema_add_def(c, G_DFA, &id);
-			if (rc == 0) {
-				c->g->def[id].dfa = c->g->def[any].dfa;
-				c->g->def[id].counted = true;
-				c->g->def[id].min = min;
-				c->g->def[id].max = max;
-			}
+	} else if (min > 0 || max != GRAM_NONE) {
+		rc = schema_add_def(c, G_DFA, &id);
+		if (rc == 0) {
+			c->g->def[id].dfa = c->g->def[GRAM_STRING].dfa;
+			c->g->def[id].counted = true;
+			c->g->def[id].min = min;
+			c->g->def[id].max = max;
 		}
 	}
 	return rc != 0 ? rc : schema_add_alt(c, value, id);
@@ -334,7 +329,7 @@ fill_object(struct comp *c, uint32_t id, const json_t *s, const json_t *names)
 	const json_t *required = json_object_get(s, "required");
 	const json_t *rest = json_object_get(s, "additionalProperties");
 	struct gram_prop *props = NULL;
-	uint32_t n = 0, extra = GRAM_NONE, key = GRAM_NONE;
+	uint32_t n = 0, extra = GRAM_NONE, key;
 	const char *name;
 	json_t *v;
 	int rc = 0;
@@ -366,9 +361,9 @@ fill_object(struct comp *c, uint32_t id, const json_t *s, const json_t *names)
 			c->g->def[id].must = n;
 		c->g->def[id].n_props = n;
 	}
-	if (rc == 0 && extra != GRAM_NONE)
-		rc = n == 0 ? free_string(c, &key) :
-		    schema_other_names(c, names, &key);
+	key = extra == GRAM_NONE ? GRAM_NONE : GRAM_STRING;
+	if (rc == 0 && extra != GRAM_NONE && n > 0)
+		rc = schema_other_names(c, names, &key);
 	if (rc != 0)
 		return rc;
 	c->g->def[id].extra = extra;

@@ -62,3 +62,7 @@ check_PROGRAMS += tests/unit/t_gram
 TESTS += tests/unit/t_gram
 tests_unit_t_gram_SOURCES = tests/unit/t_gram.c tests/unit/text_util.h
 tests_unit_t_gram_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+noinst_PROGRAMS += tests/bench/bench_mask
+tests_bench_bench_mask_SOURCES = tests/bench/bench_mask.c
+tests_bench_bench_mask_LDADD = $(DCPD_LIBS)
