@@ -226,7 +226,7 @@ def health_in_a_long_prefill(_):
 
 
 def a_step_that_hangs_is_said(_):
-    """CASES 27: and said by health, the log and the answer's end alike."""
+    """CASES 27: by health, which goes on answering."""
     with Configured({}, *NULL, "--null-step-us", 6000000, "--stuck-after",
                     1) as d:
         with Raw(d.port) as s:
