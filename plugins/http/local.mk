@@ -11,6 +11,7 @@ plugins_http_la_SOURCES = plugins/http/http.c plugins/http/http.h \
 	plugins/http/messages.c plugins/http/messages.h \
 	plugins/http/messages_in.c plugins/http/responses.c \
 	plugins/http/responses.h plugins/http/responses_in.c \
+	plugins/http/responses_tools.c \
 	plugins/http/routes.c plugins/http/server.c plugins/http/tokenize.c \
 	plugins/http/why.h
 plugins_http_la_CPPFLAGS = $(AM_CPPFLAGS) $(LIBEVENT_CFLAGS)

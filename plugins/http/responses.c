@@ -240,18 +240,27 @@ custom_input(const struct text *args)
 {
 	json_t *o = json_loadb(args->len > 0 ? args->s : "", args->len,
 	    JSON_ALLOW_NUL, NULL);
-	json_t *v = json_object_get(o, "input");
+	json_t *v = json_object_get(o, RESPONSES_CUSTOM_INPUT);
 
 	v = json_is_string(v) ? json_incref(v) : text_json(args);
 	json_decref(o);
 	return v;
 }
 
+static struct responses_tool
+tool_of(const struct gen *g, const struct gen_call *call)
+{
+	struct responses_tool t;
+
+	responses_find_tool(call_json(g->call), call->name.len > 0 ?
+	    call->name.s : "", &t);
+	return t;
+}
+
 static bool
 is_custom(const struct gen *g, const struct gen_call *call)
 {
-	return call->name.len > 0 &&
-	    responses_is_custom(call_json(g->call), call->name.s);
+	return tool_of(g, call).custom;
 }
 
 /* args: NULL while they are still to come. */
@@ -260,14 +269,19 @@ call_item(const struct gen *g, const char *id, const char *status,
     const struct gen_call *call, const struct text *args)
 {
 	static const struct text none = { 0 };
-	bool custom = is_custom(g, call);
+	struct responses_tool t = tool_of(g, call);
+	bool custom = t.custom;
+	json_t *o;
 
-	return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "type",
+	o = json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "type",
 	    custom ? "custom_tool_call" : "function_call", "id", id, "status",
 	    status, "call_id", call->id, "name", text_json(&call->name),
 	    custom ? "input" : "arguments",
 	    custom && args != NULL ? custom_input(args) :
 	    text_json(args != NULL ? args : &none));
+	if (t.space != NULL)
+		set(o, "namespace", json_string(t.space));
+	return o;
 }
 
 /* --- whole ------------------------------------------------------------- */

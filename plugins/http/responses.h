@@ -18,7 +18,18 @@ bool responses_wants_logprobs(const json_t *body);
 /* The tools that the model gets to see, in the API's form. */
 json_t *responses_tools(const json_t *body);
 
-/* The tool of this name is a "custom" one: its input is text, not JSON. */
-bool responses_is_custom(const json_t *body, const char *name);
+/* The one parameter of the function that stands for a custom tool. */
+#define RESPONSES_CUSTOM_INPUT "input"
+
+struct responses_tool {
+	bool custom;		/* its input is text, not JSON */
+	const char *space;	/* its namespace, or NULL; borrowed */
+};
+/* What the request says of the tool of this name. */
+void responses_find_tool(const json_t *body, const char *name,
+    struct responses_tool *);
+
+/* tools and tool_choice into the options. -EINVAL, -ENOMEM: the error is out. */
+int responses_take_tools(struct call *, const json_t *body, struct params *);
 
 #endif

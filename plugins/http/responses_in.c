@@ -2,10 +2,7 @@
  * /v1/responses, the way in: input items become chat messages, the API's tools
  * and formats those of chat.
  *
- * Nothing is stored here, so what leans on an earlier response is refused. A
- * "custom" tool takes free text; the model gets a function of one string in
- * its place. Tools that only OpenAI's own servers run (web_search and such) are
- * left out: agents offer them to every server.
+ * Nothing is stored here, so what leans on an earlier response is refused.
  */
 #include "config.h"
 
@@ -16,8 +13,6 @@
 
 #include "plugins/http/convert.h"
 #include "plugins/http/responses.h"
-
-#define CUSTOM_INPUT "input"	/* the one parameter of a custom tool */
 
 static const char *
 type_of(const json_t *o)
@@ -190,7 +185,7 @@ take_custom_call(const struct item *it)
 	if (id == NULL || (name = member(it, "name")) == NULL ||
 	    (input = member(it, "input")) == NULL)
 		return -EINVAL;
-	o = json_pack("{s:s}", CUSTOM_INPUT, input);
+	o = json_pack("{s:s}", RESPONSES_CUSTOM_INPUT, input);
 	args = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
 	json_decref(o);
 	if (args == NULL)
@@ -291,142 +286,6 @@ take_input(struct convert *c, const json_t *body)
 	return 0;
 }
 
-/* --- tools ------------------------------------------------------------- */
-
-bool
-responses_is_custom(const json_t *body, const char *name)
-{
-	const json_t *tools = json_object_get(body, "tools");
-	const char *s;
-	size_t i;
-
-	for (i = 0; i < json_array_size(tools); i++) {
-		s = json_string_value(json_object_get(json_array_get(tools, i),
-		    "name"));
-		if (s != NULL && strcmp(s, name) == 0)
-			return is_type(json_array_get(tools, i), "custom");
-	}
-	return false;
-}
-
-/* tool_choice {"type": "allowed_tools"} names those that may be called. */
-static bool
-is_allowed(const json_t *body, const char *name)
-{
-	const json_t *choice = json_object_get(body, "tool_choice"), *list;
-	const char *s;
-	size_t i;
-
-	if (!is_type(choice, "allowed_tools"))
-		return true;
-	list = json_object_get(choice, "tools");
-	for (i = 0; i < json_array_size(list); i++) {
-		s = json_string_value(json_object_get(json_array_get(list, i),
-		    "name"));
-		if (s != NULL && strcmp(s, name) == 0)
-			return true;
-	}
-	return false;
-}
-
-json_t *
-responses_tools(const json_t *body)
-{
-	const json_t *tools = json_object_get(body, "tools");
-	json_t *out = json_array(), *t;
-	const char *name;
-	size_t i;
-
-	for (i = 0; i < json_array_size(tools); i++) {
-		t = json_array_get(tools, i);
-		name = json_string_value(json_object_get(t, "name"));
-		if (name != NULL && is_allowed(body, name) &&
-		    (is_type(t, "function") || is_type(t, "custom")))
-			json_array_append(out, t);
-	}
-	return out;
-}
-
-/* A function in place of a custom tool. */
-static json_t *
-custom_tool(const json_t *t, const char *name)
-{
-	json_t *schema = json_pack("{s:s, s:{s:{s:s}}, s:[s]}", "type",
-	    "object", "properties", CUSTOM_INPUT, "type", "string",
-	    "required", CUSTOM_INPUT);
-	json_t *f = convert_tool(name, json_object_get(t, "description"),
-	    schema, NULL);
-
-	json_decref(schema);
-	return f;
-}
-
-static int
-take_tools(struct call *call, const json_t *body, struct params *p)
-{
-	const json_t *given = json_object_get(body, "tools"), *t;
-	json_t *list, *out, *f;
-	const char *name;
-	size_t i;
-
-	for (i = 0; i < json_array_size(given); i++) {
-		t = json_array_get(given, i);
-		if ((is_type(t, "function") || is_type(t, "custom")) &&
-		    !json_is_string(json_object_get(t, "name"))) {
-			call_error(call, 400, "tools", "invalid_value",
-			    "tools[%zu].name must be a string", i);
-			return -EINVAL;
-		}
-	}
-	list = responses_tools(body);
-	out = json_array();
-	for (i = 0; i < json_array_size(list); i++) {
-		t = json_array_get(list, i);
-		name = json_string_value(json_object_get(t, "name"));
-		f = is_type(t, "custom") ? custom_tool(t, name) :
-		    convert_tool(name, json_object_get(t, "description"),
-		    json_object_get(t, "parameters"),
-		    json_object_get(t, "strict"));
-		if (json_array_append_new(out, f) != 0) {
-			json_decref(list);
-			json_decref(out);
-			return no_memory(call);
-		}
-	}
-	json_decref(list);
-	if (json_array_size(out) == 0) {
-		json_decref(out);
-		return 0;
-	}
-	return option_set(p, "tools", out) == 0 ? 0 : no_memory(call);
-}
-
-static int
-take_tool_choice(struct call *call, const json_t *body, struct params *p)
-{
-	const json_t *v = json_object_get(body, "tool_choice");
-	const char *name = json_string_value(json_object_get(v, "name"));
-	json_t *to = NULL;
-
-	if (v == NULL || json_is_null(v))
-		return 0;
-	if (json_is_string(v))
-		to = json_deep_copy(v);
-	else if (is_type(v, "allowed_tools"))
-		to = json_deep_copy(json_object_get(v, "mode"));
-	else if (name != NULL && (is_type(v, "function") ||
-	    is_type(v, "custom")))
-		to = json_pack("{s:s, s:{s:s}}", "type", "function",
-		    "function", "name", name);
-	if (to == NULL) {
-		call_error(call, 400, "tool_choice", "invalid_value",
-		    "tool_choice must be \"auto\", \"none\", \"required\", or "
-		    "name a function, a custom tool or allowed_tools");
-		return -EINVAL;
-	}
-	return option_set(p, "tool_choice", to) == 0 ? 0 : no_memory(call);
-}
-
 /* --- text.format, reasoning -------------------------------------------- */
 
 static int
@@ -520,9 +379,7 @@ responses_read(struct call *call, const json_t *body, struct params *p,
 	if (rc == 0)
 		rc = take_input(&c, body);
 	if (rc == 0)
-		rc = take_tools(call, body, p);
-	if (rc == 0)
-		rc = take_tool_choice(call, body, p);
+		rc = responses_take_tools(call, body, p);
 	if (rc == 0)
 		rc = take_format(call, body, p);
 	if (rc == 0)

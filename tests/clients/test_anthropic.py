@@ -14,7 +14,7 @@ import anthropic  # noqa: E402
 
 import eval_rows  # noqa: E402
 from httpd import HttpDaemon  # noqa: E402
-from suite import run, until  # noqa: E402
+from suite import manual, run, until  # noqa: E402
 
 MODEL = "dcp-tiny"
 MATH = eval_rows.rows("math")[0]
@@ -66,6 +66,10 @@ def thinking_and_text_whole_and_streamed(d):
                                                       "message_stop"], raw
     assert [k for k in raw if k != "content_block_delta"][1:-2] == \
         2 * ["content_block_start", "content_block_stop"]
+
+
+def the_manuals_lines_run(d):
+    exec(manual("from anthropic import", url=d.url), {})
 
 
 def without_thinking_the_answer_begins_with_text(d):
@@ -245,6 +249,7 @@ if __name__ == "__main__":
     with HttpDaemon("--tp", 4, "--dcp-size", 4, "--max-context", 4096,
                     "--served-model-name", MODEL) as daemon:
         run(daemon, thinking_and_text_whole_and_streamed,
+            the_manuals_lines_run,
             without_thinking_the_answer_begins_with_text,
             tools_are_called_and_results_taken, why_it_stopped,
             thinking_of_earlier_turns_is_kept_when_asked,

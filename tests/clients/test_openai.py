@@ -21,7 +21,7 @@ import pydantic  # noqa: E402
 
 import eval_rows  # noqa: E402
 from httpd import HttpDaemon  # noqa: E402
-from suite import run, until  # noqa: E402
+from suite import manual, run, until  # noqa: E402
 
 MODEL = "dcp-tiny"
 MATH = eval_rows.rows("math")[0]
@@ -133,6 +133,10 @@ def answers_follow_a_schema(d):
     assert r.choices[0].finish_reason in ("stop", "length")
     if r.choices[0].finish_reason == "stop":
         json.loads(r.choices[0].message.content)
+
+
+def the_manuals_lines_run(d):
+    exec(manual("from openai import", url=d.url), {})
 
 
 # --- completions -----------------------------------------------------------
@@ -268,6 +272,17 @@ def responses_take_free_text_tools(d):
              "input": "919 221"},
             {"type": "custom_tool_call_output", "call_id": "c1",
              "output": "1140"}])
+
+
+def responses_find_tools_in_a_namespace(d):
+    tools = [{"type": "namespace", "name": "mine", "description": "Mine",
+              "tools": FLAT}, {"type": "web_search"}]
+    r = client(d).responses.create(model=MODEL, input=ADD["question"],
+                                   tools=tools, temperature=0)
+    call = next(i for i in r.output if i.type == "function_call")
+    assert call.namespace == "mine"
+    assert (call.name, json.loads(call.arguments)) == eval_rows.call(ADD)
+    assert [t.type for t in r.tools] == ["namespace"]
 
 
 def responses_follow_a_schema(d):
@@ -421,11 +436,12 @@ if __name__ == "__main__":
             chat_answers_right_and_the_stream_says_the_same,
             chat_in_parts_several_choices_and_logprobs,
             tools_are_called_with_typed_arguments,
-            answers_follow_a_schema,
+            answers_follow_a_schema, the_manuals_lines_run,
             completions_of_every_form, echo_scores_the_prompt,
             responses_answer_and_stream_alike,
             responses_call_tools_and_take_results,
             responses_take_free_text_tools,
+            responses_find_tools_in_a_namespace,
             responses_follow_a_schema,
             responses_say_that_they_are_cut,
             responses_refuse_what_would_need_a_store,

@@ -1,5 +1,7 @@
 """Runs functions as tests: each is named for what must hold."""
+import os
 import sys
+import textwrap
 import time
 import traceback
 
@@ -24,6 +26,23 @@ def run(arg, *tests):
     if failed:
         print(f"{len(failed)} failed: {', '.join(failed)}")
     sys.exit(1 if failed else 0)
+
+
+def manual(word, **replace):
+    """The indented lines of doc/clients.md that begin with word, as they
+    stand there, but for what names another address or model."""
+    src = os.path.dirname(os.path.dirname(os.path.dirname(
+        os.path.abspath(__file__))))
+    with open(os.path.join(src, "doc", "clients.md")) as f:
+        text = f.read().replace("http://127.0.0.1:8000", replace["url"])
+    for block in text.split("\n\n    " + word)[1:]:
+        lines = []
+        for line in ("    " + word + block).splitlines():
+            if line and not line.startswith("    "):
+                break
+            lines.append(line)
+        return textwrap.dedent("\n".join(lines))
+    raise AssertionError(f"doc/clients.md has no lines that begin {word!r}")
 
 
 def until(true, what, seconds=60):
