@@ -32,6 +32,7 @@ struct turn {			/* an event_fn's argument */
 	uint32_t finish;
 	struct dcp_usage usage;
 	uint32_t tokens;	/* so far */
+	uint32_t call0;		/* calls of earlier turns: for ids */
 	json_t *status;		/* with the most tokens on the ranks */
 };
 
@@ -185,11 +186,15 @@ calls_json(const struct turn *t)
 	if (t->n_calls == 0)
 		return NULL;
 	a = json_array();
-	for (uint32_t i = 0; i < t->n_calls; i++)
+	for (uint32_t i = 0; i < t->n_calls; i++) {
+		char id[32];
+
+		snprintf(id, sizeof id, "call_%u", t->call0 + i);
 		json_array_append_new(a, json_pack("{s:s,s:s,s:{s:o,s:o}}",
-		    "id", "call", "type", "function", "function",
+		    "id", id, "type", "function", "function",
 		    "name", text_json(&t->call[i].name),
 		    "arguments", text_json(&t->call[i].args)));
+	}
 	return a;
 }
 
@@ -234,6 +239,7 @@ struct chat {
 	char *options;		/* JSON text, or NULL */
 	struct dcp_request req;
 	bool occupancy;
+	uint32_t n_calls;	/* so far: each has an id of its own */
 };
 
 static void
@@ -256,6 +262,7 @@ ask(struct chat *c, const char *question)
 {
 	struct turn t = {
 		.print = !ctl.json, .channel = -1, .occupancy = c->occupancy,
+		.call0 = c->n_calls,
 		.dim = isatty(STDOUT_FILENO) && getenv("NO_COLOR") == NULL,
 	};
 	char *text;
@@ -275,6 +282,7 @@ ask(struct chat *c, const char *question)
 	if (rc == CTL_OK) {
 		print_turn(&t);
 		remember(c, &t);
+		c->n_calls += t.n_calls;
 		if (t.finish == DCP_FINISH_ABORT)
 			rc = ctl_fail(CTL_FAILED, "cancelled");
 	} else {
@@ -336,7 +344,8 @@ read_tools(const char *path, json_t *options)
 }
 
 static int
-set_up(struct chat *c, const char *system, const char *tools, bool no_think)
+set_up(struct chat *c, const char *system, const char *tools, bool no_think,
+    const struct ctl_sampling *s)
 {
 	json_t *o = json_object();
 	int rc = CTL_OK;
@@ -350,6 +359,8 @@ set_up(struct chat *c, const char *system, const char *tools, bool no_think)
 		    json_pack("{s:b}", "enable_thinking", 0));
 	if (tools != NULL)
 		rc = read_tools(tools, o);
+	if (rc == CTL_OK)
+		rc = ctl_format(s, o);
 	if (rc == CTL_OK && json_object_size(o) > 0)
 		c->options = json_dumps(o, JSON_COMPACT);
 	json_decref(o);
@@ -408,7 +419,7 @@ ctl_chat(int argc, char **argv)
 	if (plain)
 		c.req.flags |= DCP_PLAIN_INPUT;
 	if (rc == 0)
-		rc = set_up(&c, system, tools, no_think);
+		rc = set_up(&c, system, tools, no_think, &s);
 	question = joined(&words);
 	if (rc == 0)
 		rc = question != NULL ? ask(&c, question) : talk(&c);

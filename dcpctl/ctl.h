@@ -91,7 +91,7 @@ struct ctl_sampling {
 	int32_t top_k, priority;
 	uint64_t seed;
 	bool has_temperature, has_seed, ignore_eos, logprobs;
-	const char *stop_ids, *logit_bias;
+	const char *stop_ids, *logit_bias, *format;
 	struct ctl_list stop;
 	/* parsed from the lists */
 	uint32_t *ids, n_ids;
@@ -129,11 +129,16 @@ struct ctl_sampling {
 	  "log probability of each token", NULL }, \
 	{ "top-logprobs", 0, CTL_U32, &(s).top_logprobs, "K", \
 	  "and of the K best", NULL }, \
+	{ "response-format", 0, CTL_STR, &(s).format, "JSON", \
+	  "as OpenAI has it: {\"type\": \"json_object\"}, or a schema", \
+	  NULL }, \
 	{ "priority", 0, CTL_I32, &(s).priority, "N", "higher first", NULL }, \
 	{ "deadline-ms", 0, CTL_U32, &(s).deadline_ms, "MS", \
 	  "cancelled after so long", NULL }
 
 int ctl_sampling(struct ctl_sampling *, struct dcp_request *);
+/* --response-format into a request's options, if it was given. */
+int ctl_format(const struct ctl_sampling *, json_t *options);
 void ctl_sampling_free(struct ctl_sampling *);
 /* "1,2,3" (spaces allowed) as ids, malloc'd; CTL_USAGE after a message. */
 int ctl_ids(const char *text, const char *flag, uint32_t **ids, uint32_t *n);

@@ -185,6 +185,8 @@ ctl_generate(int argc, char **argv)
 		{ .name = NULL },
 	};
 	struct dcp_request r = { .size = sizeof r };
+	json_t *options = json_object();
+	char *text = NULL;
 	int rc;
 
 	rc = ctl_parse(argc, argv, opts, "generate (--prompt TEXT | "
@@ -199,8 +201,14 @@ ctl_generate(int argc, char **argv)
 	if (rc == 0)
 		rc = ctl_sampling(&s, &r);
 	if (rc == 0)
+		rc = ctl_format(&s, options);
+	if (rc == 0 && json_object_size(options) > 0)
+		r.options = text = json_dumps(options, JSON_COMPACT);
+	if (rc == 0)
 		rc = run(&r, s.logprobs || s.top_logprobs > 0);
 	ctl_sampling_free(&s);
+	json_decref(options);
+	free(text);
 	free(in.ids);
 	free(in.text);
 	return rc > 0 ? rc : CTL_OK;

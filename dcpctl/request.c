@@ -141,6 +141,22 @@ ctl_sampling(struct ctl_sampling *s, struct dcp_request *r)
 	return CTL_OK;
 }
 
+int
+ctl_format(const struct ctl_sampling *s, json_t *options)
+{
+	json_error_t je;
+	json_t *v;
+
+	if (s->format == NULL)
+		return CTL_OK;
+	v = json_loads(s->format, JSON_REJECT_DUPLICATES, &je);
+	if (v == NULL)
+		return ctl_fail(CTL_USAGE, "--response-format: not JSON: %s at "
+		    "byte %d", je.text, je.position);
+	json_object_set_new(options, "response_format", v);
+	return CTL_OK;
+}
+
 void
 ctl_sampling_free(struct ctl_sampling *s)
 {

@@ -4,9 +4,9 @@
  *
  * usage: gram_walk MODEL_DIR SAMPLES SEED
  * Standard input: one response_format per line. Output, one JSON per line:
- * {"line": N, "error": TEXT} or {"line": N, "text": ..., "done": BOOL, "utf8":
- * whether it is, "jansson": whether that reads it, "tokens": N}. It ends with status 2 if a mask is empty or if a token that was
- * allowed is then refused.
+ * {"line": N, "error": TEXT}, or {"line": N, "text": ..., "done": BOOL, "utf8":
+ * whether it is, "jansson": whether that reads it, "tokens": N}. It ends with
+ * status 2 if a mask is empty or if a token that was allowed is then refused.
  */
 #include "config.h"
 

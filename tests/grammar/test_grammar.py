@@ -6,6 +6,8 @@ that explode.
 """
 import json
 import os
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +17,7 @@ sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
 sys.path.insert(0, os.path.join(srcdir, "tests/grammar"))
 import dcpclient as dcp  # noqa: E402
 import schemas  # noqa: E402
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, binary  # noqa: E402
 
 TINY = os.path.join(srcdir, "models/dcp-tiny")
 PERSON = {"type": "object", "properties": {
@@ -217,12 +219,32 @@ def hostile(d, c):
     print(f"{n} answers beside {sent[0]} hostile schemas")
 
 
+def command(d):
+    """dcpctl: --response-format, and calls with ids of their own."""
+    r = d.ctl("chat", "--no-think", "--max-tokens", 60, "--response-format",
+              json.dumps(schema({"const": [1]})), "Anything.")
+    assert json.loads(r.stdout) == [1], r
+    r = d.ctl("generate", "-p", "x", "--response-format", "{")
+    assert r.returncode == 2 and "not JSON" in r.stderr, r
+    path = os.path.join(d.dir, "tools.json")
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(TOOLS, f)
+    r = subprocess.run(
+        [binary("dcpctl"), "--socket", d.socket, "chat", "-j", "--tools", path,
+         "--temperature", "0"], capture_output=True, text=True, timeout=120,
+        input="What is the weather in Kyoto?\n" * 2)
+    assert r.returncode == 0, r.stderr
+    ids = re.findall(r'"id": "(\w+)"', r.stdout)
+    assert len(ids) >= 2 and len(set(ids)) == len(ids), r.stdout
+
+
 def main():
     with Daemon("--model", TINY, "--tp", 4, "--dcp-size", 4,
                 "--kv-bytes-per-rank", "8MiB") as d, d.client() as c:
         for part in (shapes, repeatable, logprobs, forced_calls, cut, refused):
             part(c)
         hostile(d, c)
+        command(d)
         r = d.ctl("check")
         assert r.returncode == 0, r.stderr
     with Daemon("--model", TINY, "--engine", "null") as d, d.client() as c:
