@@ -41,6 +41,7 @@ int server_new(struct http *, struct server **, char **why);
 void server_free(struct server *);
 void server_tick(struct server *);		/* once a second */
 void server_no_more(struct server *);		/* stop listening */
+bool server_has_output(const struct server *);	/* bytes wait for clients */
 struct server_status server_status(const struct server *);
 json_t *server_names(const struct server *);	/* where it listens; any thread */
 

@@ -43,7 +43,7 @@ arm(struct event *ev, long us)
 
 /* Whoever waits hears that nothing will come any more. */
 static void
-lost(struct engine *e, const char *why)
+hang_up(struct engine *e, const char *why)
 {
 	struct dcp_event ev = {
 		.size = sizeof ev, .type = DCP_EV_ERROR, .error = -EPIPE,
@@ -51,7 +51,6 @@ lost(struct engine *e, const char *why)
 	};
 	struct ereq *r;
 
-	http_log(e->http, LOG_WARNING, "the engine is gone: %s", why);
 	event_free(e->ev);
 	e->ev = NULL;
 	dcp_close(e->dcp);
@@ -61,6 +60,13 @@ lost(struct engine *e, const char *why)
 		TAILQ_REMOVE(&e->live, r, link);
 		r->event(r, &ev);
 	}
+}
+
+static void
+lost(struct engine *e, const char *why)
+{
+	http_log(e->http, LOG_WARNING, "the engine is gone: %s", why);
+	hang_up(e, why);
 	arm(e->retry, RETRY_US);
 }
 
@@ -356,6 +362,12 @@ engine_gens(struct engine *e)
 	return &e->gens;
 }
 
+bool
+engine_is_idle(const struct engine *e)
+{
+	return TAILQ_EMPTY(&e->live) && TAILQ_EMPTY(&e->gens);
+}
+
 void
 engine_tick(struct engine *e)
 {
@@ -390,7 +402,7 @@ engine_free(struct engine *e)
 	if (e == NULL)
 		return;
 	if (e->dcp != NULL)
-		lost(e, "the server ends");
+		hang_up(e, "the server ends");
 	if (e->retry != NULL)
 		event_free(e->retry);
 	if (e->resume != NULL)

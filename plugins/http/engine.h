@@ -7,6 +7,7 @@
 TAILQ_HEAD(gen_list, gen);
 
 int engine_new(struct http *, struct engine **);
+bool engine_is_idle(const struct engine *);	/* no request runs */
 void engine_tick(struct engine *);	/* once a second */
 void engine_free(struct engine *);
 

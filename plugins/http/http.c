@@ -23,13 +23,15 @@
 #include "plugins/http/why.h"
 
 #define TICK_MS 500
+#define END_S 0.8		/* for the last words, once stop was called */
 
 struct plugin {
 	struct http http;
 	pthread_t thread;
 	bool running;
 	int wake;			/* eventfd */
-	struct event *wake_ev, *tick_ev;
+	struct event *wake_ev, *tick_ev, *end_ev;
+	double end_by;			/* http_now() */
 	pthread_mutex_t lock;		/* of what follows */
 	bool stop;
 	struct http_config *fresh;	/* a reload's, to be taken over */
@@ -64,6 +66,23 @@ on_tick(evutil_socket_t fd, short what, void *arg)
 	pthread_mutex_unlock(&p->lock);
 }
 
+/*
+ * The engine has ended its requests, but the last of their events may still be
+ * in the ring, and the last bytes in a socket's buffer.
+ */
+static void
+on_end(evutil_socket_t fd, short what, void *arg)
+{
+	const struct timeval soon = { 0, 10000 };
+	struct plugin *p = arg;
+
+	if ((engine_is_idle(p->http.engine) &&
+	    !server_has_output(p->http.server)) || http_now() > p->end_by)
+		event_base_loopbreak(p->http.base);
+	else
+		event_add(p->end_ev, &soon);
+}
+
 static void
 on_wake(evutil_socket_t fd, short what, void *arg)
 {
@@ -86,8 +105,11 @@ on_wake(evutil_socket_t fd, short what, void *arg)
 		free(fresh);
 		http_config_free(&old);
 	}
-	if (stop)
-		event_base_loopbreak(p->http.base);
+	if (stop) {
+		server_no_more(p->http.server);
+		p->end_by = http_now() + END_S;
+		on_end(-1, 0, p);
+	}
 }
 
 static void *
@@ -153,7 +175,9 @@ tear_down(struct plugin *p)
 		event_free(p->wake_ev);
 	if (p->tick_ev != NULL)
 		event_free(p->tick_ev);
-	p->wake_ev = p->tick_ev = NULL;
+	if (p->end_ev != NULL)
+		event_free(p->end_ev);
+	p->wake_ev = p->tick_ev = p->end_ev = NULL;
 	if (p->http.base != NULL)
 		event_base_free(p->http.base);
 	p->http.base = NULL;
@@ -177,7 +201,8 @@ set_up(struct plugin *p, char **why)
 	p->wake_ev = event_new(p->http.base, p->wake, EV_READ | EV_PERSIST,
 	    on_wake, p);
 	p->tick_ev = event_new(p->http.base, -1, EV_PERSIST, on_tick, p);
-	if (p->wake_ev == NULL || p->tick_ev == NULL ||
+	p->end_ev = event_new(p->http.base, -1, 0, on_end, p);
+	if (p->wake_ev == NULL || p->tick_ev == NULL || p->end_ev == NULL ||
 	    event_add(p->wake_ev, NULL) != 0 ||
 	    event_add(p->tick_ev, &tick) != 0)
 		return -ENOMEM;

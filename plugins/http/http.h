@@ -52,6 +52,7 @@ struct http_config {
 	char *cors_origin;		/* NULL: off; "*" or one origin */
 	char *served_model_name;	/* NULL: the daemon's model name */
 	uint32_t max_connections;
+	uint64_t max_input;		/* bytes of requests coming in */
 	double head_timeout;		/* s, a whole head from its first byte */
 	double idle_timeout;		/* s, between requests or body bytes */
 	double stuck_timeout;		/* s, with nothing taken of an answer */

@@ -54,6 +54,7 @@ struct conn {
 	double since;		/* of the state; BODY: of the last byte */
 	double t_progress;	/* the client last took a byte */
 	bool line_empty;	/* scan: no byte since the last newline */
+	size_t held;		/* bytes of a request that is not all here */
 	bool spare;		/* above the cap */
 	bool broken;		/* to be dropped by the next tick */
 	bool reworded;		/* evhttp's last words are replaced */
@@ -69,6 +70,7 @@ struct server {
 	struct conn **by_fd;
 	size_t n_fd;
 	uint32_t n_conns;
+	uint64_t held;		/* sum of those of the connections */
 	uint64_t n_requests;
 	bool paused;		/* listeners are off: too many, or no fd */
 	bool ended;
@@ -166,6 +168,32 @@ enter(struct conn *c, enum state state)
 {
 	c->state = state;
 	c->since = http_now();
+	if (state == C_IDLE || state == C_BUSY) {
+		c->server->held -= c->held;
+		c->held = 0;
+	}
+}
+
+/*
+ * Bodies come in before anything is known of who sends them, so that what they
+ * take in all is bounded, too. The last straw is dropped by the next tick.
+ */
+static void
+hold(struct conn *c, size_t n)
+{
+	struct server *s = c->server;
+
+	if (c->state != C_HEAD && c->state != C_BODY)
+		return;
+	c->held += n;
+	s->held += n;
+	if (s->held <= s->http->cfg.max_input || c->broken)
+		return;
+	http_log(s->http, LOG_WARNING, "requests of %llu bytes come in at "
+	    "once, more than max_input: one is dropped",
+	    (unsigned long long)s->held);
+	c->broken = true;
+	bufferevent_disable(c->bev, EV_READ);
 }
 
 /* Follow a head's bytes; an empty line ends it. */
@@ -214,6 +242,7 @@ static void
 on_input(struct evbuffer *in, const struct evbuffer_cb_info *info, void *arg)
 {
 	scan_tail(arg, in, info->n_added);
+	hold(arg, info->n_added);
 }
 
 static void
@@ -247,6 +276,7 @@ on_close(struct evhttp_connection *evcon, void *arg)
 	evbuffer_remove_cb(bufferevent_get_output(c->bev), on_output, c);
 	LIST_REMOVE(c, link);
 	s->n_conns--;
+	s->held -= c->held;
 	event_free(c->start);
 	free(c);
 	if (call != NULL) {
@@ -711,6 +741,17 @@ server_no_more(struct server *s)
 {
 	listeners_on(s, false);
 	s->ended = true;
+}
+
+bool
+server_has_output(const struct server *s)
+{
+	const struct conn *c;
+
+	LIST_FOREACH(c, &s->conns, link)
+		if (evbuffer_get_length(bufferevent_get_output(c->bev)) > 0)
+			return true;
+	return false;
 }
 
 struct server_status

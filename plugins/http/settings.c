@@ -181,6 +181,18 @@ set_max_connections(struct http_config *c, const json_t *v, char **why)
 }
 
 static int
+set_max_input(struct http_config *c, const json_t *v, char **why)
+{
+	json_int_t n = json_integer_value(v);
+
+	if (!json_is_integer(v) || n < (json_int_t)HTTP_BODY_MAX)
+		return http_why(why, -EINVAL, "max_input: want bytes, at least "
+		    "%u", HTTP_BODY_MAX);
+	c->max_input = (uint64_t)n;
+	return 0;
+}
+
+static int
 set_seconds(double *to, const char *key, const json_t *v, char **why)
 {
 	double s = json_number_value(v);
@@ -229,6 +241,7 @@ static const struct {
 	{ "cors_origin", set_cors_origin },
 	{ "served_model_name", set_served_model_name },
 	{ "max_connections", set_max_connections },
+	{ "max_input", set_max_input },
 	{ "head_timeout", set_head_timeout },
 	{ "idle_timeout", set_idle_timeout },
 	{ "stuck_timeout", set_stuck_timeout },
@@ -255,6 +268,7 @@ int
 http_config_read(const char *text, struct http_config *out, char **why)
 {
 	struct http_config c = { .max_connections = MAX_CONNECTIONS,
+	    .max_input = 512u << 20,
 	    .head_timeout = 10, .idle_timeout = 60, .stuck_timeout = 30 };
 	json_error_t e;
 	json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, &e), *v;

@@ -431,6 +431,35 @@ def connections_are_capped(_):
                         "no room again")
 
 
+def bodies_are_bounded_in_all(_):
+    """Whoever has no key may send a body, but not many at once."""
+    with Configured({"max_input": 64 << 20}, *NULL) as d:
+        before = rss(d)
+        socks = []
+        for _ in range(8):
+            s = Raw(d.port)
+            socks.append(s)
+            try:
+                s.send(b"POST /v1/completions HTTP/1.1\r\n"
+                       b"Content-Length: %d\r\n\r\n" % (32 << 20))
+                for _ in range(30):
+                    s.send(b"x" * (1 << 20))
+            except OSError:
+                pass                # dropped: this one, or one before it
+        grown = rss(d) - before
+        suite.until(lambda: d.ctl_json("plugins")[0]["stats"]
+                    ["connections"] <= 2, "more than two are kept")
+        assert grown < 96 << 10, grown
+        for s in socks:
+            s.close()
+        suite.until(lambda: d.ask("POST", "/v1/completions", SHORT)[0] == 200,
+                    "it serves nobody any more")
+        # What was served is not counted for ever.
+        big = json.dumps(dict(SHORT, pad="x" * (24 << 20)))
+        for _ in range(3):
+            assert d.ask("POST", "/v1/completions", big)[0] == 200
+
+
 def a_full_queue_is_503(_):
     """CASES 24: ten times too much is refused at once; who is in, is served."""
     with Configured({}, *NULL, "--max-running-requests", 2, "--queue-max", 4,
@@ -512,5 +541,5 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         an_old_client_gets_a_stream_that_ends, silence_is_filled,
         keep_alive_holds, the_request_id_comes_back, cors_is_off,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
-        connections_are_capped, a_full_queue_is_503,
+        connections_are_capped, bodies_are_bounded_in_all, a_full_queue_is_503,
         listens_on_a_unix_socket_too, a_port_in_use_ends_the_start)
