@@ -163,7 +163,7 @@ live_stream(struct call *call)
 	l->viewers_now = ++l->n;
 	if (l->n == 1) {
 		event_add(l->timer, &period);
-		event_active(l->timer, EV_TIMEOUT, 0);	/* the first at once */
+		on_tick(-1, 0, l);	/* the first at once */
 	}
 }
 

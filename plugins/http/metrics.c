@@ -302,7 +302,8 @@ void
 metrics(struct call *call)
 {
 	const struct http *http = call_http(call);
-	const char *model = engine_model(http->engine);
+	/* Until then the model's name is not known. */
+	bool ready = engine_info(http->engine) != NULL;
 	char *text = http->host->counters(http->host->ctx), name[256];
 	json_t *list = text != NULL ? json_loads(text, 0, NULL) : NULL;
 	struct page p = { .rc = 0 };
@@ -313,11 +314,11 @@ metrics(struct call *call)
 		    "the counters could not be read");
 		return;
 	}
-	escape(name, sizeof name, model != NULL ? model : "");
+	escape(name, sizeof name, ready ? engine_model(http->engine) : "");
 	snprintf(p.model, sizeof p.model, "model_name=\"%s\"", name);
 	about(&p, http);
 	own(&p, list);
-	if (http->cfg.metrics_compat && model != NULL)
+	if (http->cfg.metrics_compat && ready)
 		compat(&p, http->host, list);
 	json_decref(list);
 	if (p.rc == 0)

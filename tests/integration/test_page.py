@@ -9,6 +9,7 @@ With DCPD_SHOTS=DIR the pictures of doc/img are drawn there.
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -282,12 +283,47 @@ def sampler():
         assert s["viewers"] == 3 and s["frames"] <= max(
             v.n for v in three) + 2, (s, [v.n for v in three])
         slow(d, three[0])
+        too_many(d, 3)
         for v in three:
             v.close()
         until("nobody looks", lambda: live(d)["viewers"] == 0)
         n = live(d)["frames"]
         time.sleep(1.2)
         assert live(d)["frames"] == n
+
+
+def too_many(d, n):
+    """64 look; the next one is told so."""
+    until("the slow one has left", lambda: live(d)["viewers"] == n)
+    more = [Viewer(d) for _ in range(64 - n)]
+    until("64 look", lambda: live(d)["viewers"] == 64)
+    status, _, body = d.ask("GET", "/live")
+    assert status == 503 and b"64 others look" in body, (status, body)
+    for v in more:
+        v.close()
+    until("they have left", lambda: live(d)["viewers"] == n)
+
+
+def loading():
+    """The page is there before the model; its state says why it is empty."""
+    d = HttpDaemon("--engine", "null", "--null-step-us", 3000000)
+    with open(d.log, "wb") as f:
+        d.p = subprocess.Popen([*d.args], stdin=subprocess.DEVNULL, stdout=f,
+                               stderr=f, env={**os.environ, **d.env})
+    try:
+        until("it listens", lambda: "listening on" in d.tail())
+        d.port = d.find_port()
+        assert b"<title>dcpd" in d.ask("GET", "/")[2]
+        v = Viewer(d)
+        until("it is loading", lambda: b'"state":"loading"' in v.last)
+        assert b'"requests":[]' in v.last and b'"pages"' not in v.last
+        seen = d.ask("GET", "/metrics")[2].decode()
+        assert "\ndcp:ready 0\n" in seen and 'model_name=""' in seen
+        until("it is ready", lambda: b'"state":"ready"' in v.last and
+              b'"pages":{' in v.last)
+        v.close()
+    finally:
+        d.stop()
 
 
 def slow(d, good):
@@ -334,6 +370,7 @@ def shots(b):
 def main():
     if not SHOTS:
         sampler()
+        loading()
     if not browser.find():
         print("SKIP: no Chromium here (Debian: chromium-headless-shell); "
               "/live was tested, the page was not")
