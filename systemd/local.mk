@@ -5,7 +5,7 @@ UNITS = systemd/dcpd.socket systemd/dcpd-admin.socket systemd/dcpd-http.socket
 EXTRA_DIST += $(UNITS) systemd/dcpd.service.in systemd/dcpd@.service.in \
 	systemd/service.inc systemd/hardening.inc systemd/dcpd.sysusers \
 	systemd/dcpd.tmpfiles systemd/gpu.conf
-CLEANFILES += $(UNITS_MADE)
+CLEANFILES += $(UNITS_MADE) install.lock
 
 # What both services have in common is written once.
 $(UNITS_MADE): systemd/%.service: systemd/%.service.in systemd/service.inc \

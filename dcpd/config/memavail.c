@@ -28,31 +28,63 @@ read_number(const char *path, uint64_t *out)
 	return 0;
 }
 
-/* The cgroup this process is in, as it is mounted here. */
+/* What one group may still take; -ENOENT: it has no limit. */
 static int
-cgroup_left(uint64_t *out)
+group_left(const char *dir, uint64_t *out)
 {
-	char line[512], path[700];
+	char path[DCPD_CGROUP_PATH + 32];
 	uint64_t max, used;
-	FILE *f = fopen("/proc/self/cgroup", "re");
 
-	if (f == NULL)
-		return -errno;
-	if (fgets(line, sizeof line, f) == NULL ||
-	    strncmp(line, "0::", 3) != 0)
-		line[0] = '\0';
-	fclose(f);
-	line[strcspn(line, "\n")] = '\0';
-	if (line[0] == '\0')
-		return -ENOENT;
-	snprintf(path, sizeof path, CGROUP "%s/memory.max", line + 3);
+	snprintf(path, sizeof path, "%s/memory.max", dir);
 	if (read_number(path, &max) != 0)
 		return -ENOENT;
-	snprintf(path, sizeof path, CGROUP "%s/memory.current", line + 3);
+	snprintf(path, sizeof path, "%s/memory.current", dir);
 	if (read_number(path, &used) != 0)
 		return -ENOENT;
 	*out = max > used ? max - used : 0;
 	return 0;
+}
+
+int
+dcpd_cgroup_left(const char *root, const char *group, uint64_t *out)
+{
+	uint64_t least = UINT64_MAX, left;
+	char dir[DCPD_CGROUP_PATH];
+	size_t top = strlen(root);
+
+	if ((size_t)snprintf(dir, sizeof dir, "%s%s", root, group) >=
+	    sizeof dir)
+		return -ENAMETOOLONG;
+	/* A limit of any group above holds too. */
+	for (;;) {
+		if (group_left(dir, &left) == 0 && left < least)
+			least = left;
+		if (strlen(dir) <= top)
+			break;
+		*strrchr(dir, '/') = '\0';
+	}
+	if (least == UINT64_MAX)
+		return -ENOENT;
+	*out = least;
+	return 0;
+}
+
+/* The cgroup this process is in, as it is mounted here. */
+static int
+cgroup_left(uint64_t *out)
+{
+	char line[512];
+	bool found = false;
+	FILE *f = fopen("/proc/self/cgroup", "re");
+
+	if (f == NULL)
+		return -errno;
+	/* Where version 1 is mounted too, its lines come first. */
+	while (!found && fgets(line, sizeof line, f) != NULL)
+		found = strncmp(line, "0::/", 4) == 0;
+	fclose(f);
+	line[strcspn(line, "\n")] = '\0';
+	return found ? dcpd_cgroup_left(CGROUP, line + 3, out) : -ENOENT;
 }
 
 int

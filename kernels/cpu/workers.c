@@ -112,7 +112,11 @@ worker(void *arg)
 	struct start s = *(struct start *)arg;
 	uint32_t seen = 0;
 
+	char name[16];
+
 	free(arg);
+	snprintf(name, sizeof name, "dcpd-cpu-%u", s.thread % 10000);
+	pthread_setname_np(pthread_self(), name);
 	s.w->seat[s.thread].tid = (pid_t)syscall(SYS_gettid);
 	for (;;) {
 		wait_epoch(s.w, seen);

@@ -22,7 +22,8 @@ if nm -D .libs/libdcpclient.so | grep -q '__asan_init\|__tsan_init'; then
 fi
 
 unset MAKEFLAGS MFLAGS MAKELEVEL
-make -s install DESTDIR="$stage" >/dev/null 2>"$stage/err" ||
+# One at a time: libtool links again in the build folder.
+flock install.lock make -s install DESTDIR="$stage" >/dev/null 2>"$stage/err" ||
 	{ cat "$stage/err"; fail "make install"; }
 pc=$(find "$stage" -name libdcpclient.pc)
 [ -n "$pc" ] || fail "libdcpclient.pc is not installed"

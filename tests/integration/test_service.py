@@ -2,6 +2,7 @@
 and changes nothing on a mistake; status answers for a daemon that does not; a
 step that does not end is told from a client that does not read.
 """
+import ctypes
 import glob
 import json
 import os
@@ -14,6 +15,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../lib"))
 from daemon import Daemon, binary  # noqa: E402
+from httpd import HttpDaemon  # noqa: E402
 
 
 def until(what, fn, seconds=60):
@@ -253,7 +255,69 @@ def no_state_folder_is_a_mistake():
     assert "--state-dir /nonexistent/x" in r.stderr.splitlines()[-1], r
 
 
-CASES = [a_crash_leaves_a_report, an_engine_that_fails_leaves_a_report,
+PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
+
+
+class Stopped:
+    """One thread of another process stands still meanwhile."""
+
+    def __init__(self, tid):
+        self.tid = tid
+
+    def ptrace(self, what):
+        # On failure the raw call gives -1 too.
+        if ctypes.CDLL(None, use_errno=True).ptrace(
+                what, self.tid, None, None) != 0:
+            raise PermissionError(ctypes.get_errno(), "ptrace")
+
+    def __enter__(self):
+        self.ptrace(PTRACE_SEIZE)
+        self.ptrace(PTRACE_INTERRUPT)
+        os.waitpid(self.tid, WALL)
+
+    def __exit__(self, *_):
+        self.ptrace(17)         # PTRACE_DETACH
+
+
+def a_rank_thread_that_stops_is_named():
+    with HttpDaemon("--tp", 4, "--dcp-size", 4, "--cpu-threads", 2,
+                    "--stuck-after", 1) as d:
+        task = f"/proc/{d.p.pid}/task"
+        tid = [int(t) for t in os.listdir(task)
+               if open(f"{task}/{t}/comm").read().startswith("dcpd-cpu-")]
+        assert len(tid) == 1, tid
+        with d.client() as c:
+            c.submit(text="The river", max_tokens=3000, flags=0)
+            until("it decodes", lambda: d.ctl_json("status")
+                  ["counters"]["decode_steps"] > 2)
+            try:
+                stopped = Stopped(tid[0])
+                stopped.__enter__()
+            except PermissionError as e:
+                print("  not here:", e)
+                return
+            try:
+                until("stuck", lambda: json.loads(
+                    d.ctl("status", "-j").stdout)["state"] == "stuck")
+                status, _, body = d.ask("GET", "/health")
+                assert status == 503, status
+                assert json.loads(body)["status"] == "stuck", body
+                until("the line", lambda: "stuck: " in d.tail(1), 5)
+                line = d.tail(1)
+                assert re.search(
+                    r"stuck: step \d+ has not ended for \d+ s: decode of 1 "
+                    r"rows of 1 requests, in layer \d+, \w+; ranks 0 to 3 "
+                    rf"wait for CPU worker 1 \(thread {tid[0]}\), task \d+ "
+                    r"of \d+\n$", line), line
+                assert d.ctl("status").returncode == 4
+            finally:
+                stopped.__exit__()
+            until("steps end again", lambda: d.ctl(
+                "status").returncode == 0)
+            assert d.ask("GET", "/health")[0] == 200
+
+
+CASES = [a_rank_thread_that_stops_is_named, a_crash_leaves_a_report, an_engine_that_fails_leaves_a_report,
          no_state_folder_is_a_mistake,
          reload_changes_what_it_can, a_mistake_changes_nothing,
          sighup_reloads, status_answers_for_a_stopped_daemon,

@@ -77,9 +77,10 @@ class Machine:
         os.mkdir(self.root)
         env = {k: v for k, v in os.environ.items()
                if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-        subprocess.run(["make", "-s", "-C", BUILD, "install",
-                        "DESTDIR=" + self.stage], env=env, check=True,
-                       stdout=subprocess.DEVNULL, timeout=300)
+        # One at a time: libtool links again in the build folder.
+        subprocess.run(["flock", BUILD + "/install.lock", "make", "-s", "-C",
+                        BUILD, "install", "DESTDIR=" + self.stage], env=env,
+                       check=True, stdout=subprocess.DEVNULL, timeout=600)
         if not os.path.exists(self.stage + PREFIX + "/sbin/dcpd"):
             skip("not configured for " + PREFIX)
 

@@ -8,7 +8,9 @@ command -v systemd-analyze >/dev/null ||
 
 stage=$work/stage
 unset MAKEFLAGS MFLAGS MAKELEVEL
-make -s install DESTDIR="$stage" >/dev/null 2>"$work/log" || fail "install"
+# One at a time: libtool links again in the build folder.
+flock install.lock make -s install DESTDIR="$stage" >/dev/null \
+    2>"$work/log" || fail "install"
 dir=$(dirname "$(find "$stage" -name dcpd.service)")
 [ -n "$dir" ] || fail "no dcpd.service was installed"
 for f in dcpd.service dcpd@.service dcpd.socket dcpd-admin.socket \

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dcpd/config/memavail.h"
 #include "dcpd/config/options.h"
 
 #define ARGS 24
@@ -268,6 +269,51 @@ START_TEST(config_file)
 }
 END_TEST
 
+static void
+group_file(const char *root, const char *name, const char *text)
+{
+	char path[200];
+
+	snprintf(path, sizeof path, "%s/%s", root, name);
+	write_file(path, text);
+}
+
+/* The least of a group and of those above it; "max" is no limit. */
+START_TEST(memory_limits_of_parents_hold)
+{
+	char root[] = "/tmp/t_options.XXXXXX", line[200];
+	uint64_t left = 1;
+
+	ck_assert_ptr_nonnull(mkdtemp(root));
+	snprintf(line, sizeof line, "mkdir -p %s/a/b/c", root);
+	ck_assert_int_eq(system(line), 0);
+	ck_assert_int_eq(dcpd_cgroup_left(root, "/a/b/c", &left), -ENOENT);
+	ck_assert_uint_eq(left, 1);
+	group_file(root, "a/b/c/memory.max", "max\n");
+	group_file(root, "a/b/c/memory.current", "10\n");
+	ck_assert_int_eq(dcpd_cgroup_left(root, "/a/b/c", &left), -ENOENT);
+	group_file(root, "a/memory.max", "1000\n");
+	group_file(root, "a/memory.current", "400\n");
+	ck_assert_int_eq(dcpd_cgroup_left(root, "/a/b/c", &left), 0);
+	ck_assert_uint_eq(left, 600);
+	group_file(root, "a/b/memory.max", "900\n");
+	group_file(root, "a/b/memory.current", "100\n");
+	ck_assert_int_eq(dcpd_cgroup_left(root, "/a/b/c", &left), 0);
+	ck_assert_uint_eq(left, 600);
+	group_file(root, "a/b/c/memory.max", "20\n");
+	ck_assert_int_eq(dcpd_cgroup_left(root, "/a/b/c", &left), 0);
+	ck_assert_uint_eq(left, 10);
+	/* Over its limit: nothing. */
+	group_file(root, "memory.max", "5\n");
+	group_file(root, "memory.current", "7\n");
+	ck_assert_int_eq(dcpd_cgroup_left(root, "/", &left), 0);
+	ck_assert_uint_eq(left, 0);
+	ck_assert_int_eq(dcpd_cgroup_left(root, "", &left), 0);
+	snprintf(line, sizeof line, "rm -r %s", root);
+	ck_assert_int_eq(system(line), 0);
+}
+END_TEST
+
 /* "plugins" is an object of objects, which goes to the plugins as it is; a
  * file after a '-' may be missing; what was changed is told with its source. */
 START_TEST(plugins_of_the_file_and_what_was_changed)
@@ -415,6 +461,7 @@ main(void)
 	tcase_add_test(t, refused_flags);
 	tcase_add_test(t, mistakes);
 	tcase_add_test(t, config_file);
+	tcase_add_test(t, memory_limits_of_parents_hold);
 	tcase_add_test(t, plugins_of_the_file_and_what_was_changed);
 	tcase_add_test(t, table_is_whole);
 	tcase_add_test(t, parsers_follow_the_model);
