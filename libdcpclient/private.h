@@ -70,6 +70,7 @@ struct dcp {
 	pthread_cond_t rx_cond;
 	unsigned followers;		/* waiting on rx_cond */
 	bool leader;
+	uint64_t recv_ms;		/* the leader's; the socket's timeout */
 	bool polled;			/* dcp_fd() was asked for */
 	bool kick_set;			/* kick is readable */
 	int kick, epfd;			/* dcp_fd(): socket or kick readable */

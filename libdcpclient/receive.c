@@ -12,12 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "libdcpclient/private.h"
 
 #define INFO_TIMEOUT_MS 10000
+#define COARSE_MS 100		/* longer waits may be some ticks late */
 
 bool
 dcp_peer_gone(struct dcp *d)
@@ -299,6 +301,41 @@ spin(const struct dcp *d, uint64_t end)
 	} while (dcp_now_ns() < stop);
 }
 
+/*
+ * With no dcp_fd() to keep readable the byte may be eaten while waiting for
+ * it: one system call instead of two. The socket's own timeout is in ticks of
+ * the kernel, too coarse for a short wait.
+ */
+static bool
+sleeps_in_recv(uint64_t end, bool polled)
+{
+	return !polled && (end == UINT64_MAX ||
+	    end > dcp_now_ns() + COARSE_MS * 1000000ull);
+}
+
+/* The leader: a byte, end of file, or end. */
+static void
+sleep_in_recv(struct dcp *d, uint64_t end)
+{
+	uint64_t ms = end == UINT64_MAX ? 0 :
+	    (end - dcp_now_ns() + 999999) / 1000000;
+	struct timeval tv = { .tv_sec = (time_t)(ms / 1000),
+	    .tv_usec = (suseconds_t)(ms % 1000 * 1000) };
+	char junk[16];
+	ssize_t r;
+
+	/* Most waits have the same timeout as the one before. */
+	if (ms != d->recv_ms) {
+		if (setsockopt(d->sock, SOL_SOCKET, SO_RCVTIMEO, &tv,
+		    sizeof tv) < 0)
+			return;
+		d->recv_ms = ms;
+	}
+	r = recv(d->sock, junk, sizeof junk, 0);
+	if (r == 0 || (r < 0 && errno != EINTR && errno != EAGAIN))
+		atomic_store(&d->dead, true);
+}
+
 /* The leader, without rx: sleep until a byte, end of file, or end. */
 static void
 sleep_on_socket(struct dcp *d, uint64_t end, bool polled)
@@ -306,17 +343,9 @@ sleep_on_socket(struct dcp *d, uint64_t end, bool polled)
 	struct pollfd p = { .fd = d->sock, .events = POLLIN };
 	struct timespec ts;
 	uint64_t now;
-	ssize_t r;
-	char junk[16];
 
-	/*
-	 * With no dcp_fd() to keep readable the byte may be eaten here: one
-	 * system call instead of three.
-	 */
-	if (!polled && end == UINT64_MAX) {
-		r = recv(d->sock, junk, sizeof junk, 0);
-		if (r == 0 || (r < 0 && errno != EINTR && errno != EAGAIN))
-			atomic_store(&d->dead, true);
+	if (sleeps_in_recv(end, polled)) {
+		sleep_in_recv(d, end);
 		return;
 	}
 	now = dcp_now_ns();
@@ -420,7 +449,7 @@ wait_for(struct dcp *d, const struct info_wait *info, uint64_t end,
 			lead(d, end, false);
 			spun = true;
 		} else if (!armed) {
-			if (d->polled || end != UINT64_MAX)
+			if (!sleeps_in_recv(end, d->polled))
 				drain(d);
 			armed = ate = true;
 			if (d->polled || end != 0) {
