@@ -68,3 +68,9 @@ tests_hostile_libfault_la_CFLAGS = -Wall -Wextra -std=gnu17 -fno-builtin
 tests_hostile_libfault_la_LDFLAGS = -module -avoid-version -rpath /nowhere
 TESTS += tests/hostile/test_faults.py
 EXTRA_DIST += tests/hostile/test_faults.py
+
+check_PROGRAMS += tests/fuzz/fuzz_ring
+TESTS += tests/fuzz/fuzz_ring
+tests_fuzz_fuzz_ring_SOURCES = tests/fuzz/fuzz_ring.c tests/hostile/raw.c \
+	tests/hostile/raw.h $(ring_test_sources)
+tests_fuzz_fuzz_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)

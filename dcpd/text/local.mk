@@ -66,3 +66,9 @@ tests_unit_t_gram_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 noinst_PROGRAMS += tests/bench/bench_mask
 tests_bench_bench_mask_SOURCES = tests/bench/bench_mask.c
 tests_bench_bench_mask_LDADD = $(DCPD_LIBS)
+
+check_PROGRAMS += tests/fuzz/fuzz_gram
+TESTS += tests/fuzz/fuzz_gram
+tests_fuzz_fuzz_gram_SOURCES = tests/fuzz/fuzz_gram.c tests/unit/text_util.h
+tests_fuzz_fuzz_gram_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+EXTRA_DIST += tests/data/fuzz/schemas.jsonl

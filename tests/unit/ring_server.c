@@ -61,7 +61,9 @@ step(struct ring_server *rs, struct job *j)
 	ev.tokens = &token;
 	ev.n_tokens = 1;
 	if (j->s->flags & DCP_LOGPROBS) {
-		for (k = 0; k < lp.n_top && k < 64; k++)
+		if (lp.n_top > 64)	/* all that top has room for */
+			lp.n_top = 64;
+		for (k = 0; k < lp.n_top; k++)
 			top[k] = (struct dcp_logprob){ k, -(float)k };
 		ev.logprobs = &lp;
 		ev.n_logprobs = 1;
