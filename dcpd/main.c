@@ -28,6 +28,7 @@
 #include "dcpd/reload.h"
 
 #define TICK_MS 100	/* how soon a failed engine or an idle drain is seen */
+#define HEAR_S 5.0	/* the clients of a failed engine are told */
 #define FORCE_S 10	/* an orderly end may take so long after the drain */
 
 static struct {
@@ -195,6 +196,16 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 		    "--drain-timeout is over");
 }
 
+/* The text workers tell each client why; then nothing is left to run. */
+static void
+let_them_hear(struct dcpd_daemon *d)
+{
+	double end = dcpd_now() + HEAR_S;
+
+	while (!dcpd_sched_idle(d->sched) && dcpd_now() < end)
+		turn(d);
+}
+
 static int
 serve(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -208,6 +219,7 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 			    err->text);
 			set_state(d, DCPD_FAILED);
 			dcpd_crash_report(err->text);
+			let_them_hear(d);
 			break;
 		}
 		turn(d);

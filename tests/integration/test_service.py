@@ -139,6 +139,23 @@ def status_answers_for_a_stopped_daemon():
     assert not os.path.exists(d.socket + ".stats")
 
 
+def a_check_that_waits_does_not_hide_the_end():
+    with Daemon("--engine", "null", "--null-step-us", 9000000) as d:
+        with d.client() as c:
+            c.submit(tokens=[1], max_tokens=1)
+            until("a step", lambda: d.ctl_json("status")["since_step_s"] > 0)
+            check = subprocess.Popen([binary("dcpctl"), "--socket", d.socket,
+                                      "check"], stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.DEVNULL)
+            time.sleep(0.5)
+            d.p.send_signal(signal.SIGTERM)
+            until("stopping", lambda: json.loads(
+                d.ctl("status", "-j").stdout)["state"] == "stopping")
+            assert check.poll() is None, "check had its answer already"
+            assert d.p.wait(60) == 0
+            check.wait(30)
+
+
 def nobody_may_write_the_page():
     with Daemon("--engine", "null") as d:
         st = os.stat(d.socket + ".stats")
@@ -317,12 +334,14 @@ def a_rank_thread_that_stops_is_named():
             assert d.ask("GET", "/health")[0] == 200
 
 
-CASES = [a_rank_thread_that_stops_is_named, a_crash_leaves_a_report, an_engine_that_fails_leaves_a_report,
-         no_state_folder_is_a_mistake,
-         reload_changes_what_it_can, a_mistake_changes_nothing,
-         sighup_reloads, status_answers_for_a_stopped_daemon,
-         nobody_may_write_the_page, a_long_step_is_stuck,
-         a_client_that_does_not_read_is_not_a_stuck_daemon]
+CASES = [
+    reload_changes_what_it_can, a_mistake_changes_nothing, sighup_reloads,
+    status_answers_for_a_stopped_daemon, nobody_may_write_the_page,
+    a_check_that_waits_does_not_hide_the_end, a_long_step_is_stuck,
+    a_client_that_does_not_read_is_not_a_stuck_daemon,
+    a_rank_thread_that_stops_is_named, a_crash_leaves_a_report,
+    an_engine_that_fails_leaves_a_report, no_state_folder_is_a_mistake,
+]
 
 for case in CASES:
     if len(sys.argv) < 2 or case.__name__ in sys.argv[1:]:
