@@ -423,6 +423,105 @@ START_TEST(a_remembered_mask_is_the_same)
 }
 END_TEST
 
+/* --- forced calls ------------------------------------------------------ */
+
+static int
+note(void *arg, uint32_t channel, uint32_t call, const char *text, size_t len)
+{
+	struct dcpd_buf *b = arg;
+
+	if (channel == DCP_CH_TOOL_NAME && call == 0)
+		dcpd_buf_add(b, text, len);
+	ck_assert_uint_ne(channel, DCP_CH_REASONING);
+	return 0;
+}
+
+/*
+ * Random allowed tokens until all are: the parser then has read one of the
+ * names. What else may come at each place is looked at, too.
+ */
+static void
+forced(struct dcpd_grams *gs, const struct dcpd_tokenizer *t,
+    enum dcpd_parser parser, const char *options, const char *name)
+{
+	struct dcpd_out_config oc = { .parser = parser };
+	uint32_t words = (dcpd_token_limit(t) + 31) / 32;
+	uint32_t *bits = calloc(words, sizeof *bits);
+	json_t *o = json_loads(options, 0, NULL);
+	struct dcpd_gram *r = NULL;
+	struct dcpd_err err = { 0 };
+	struct dcpd_buf got = { 0 };
+	struct dcpd_out *out = NULL;
+	int rc, n = 0;
+
+	ck_assert_msg(dcpd_gram_open(gs, o, parser, false, &r, &err) == 0,
+	    "%s", err.text);
+	ck_assert_ptr_nonnull(r);
+	ck_assert_int_eq(dcpd_out_new(t, &oc, &out), 0);
+	while ((rc = dcpd_gram_mask(r, bits)) == 0) {
+		uint32_t some = 0, id, pick;
+
+		for (uint32_t i = 0; i < words; i++)
+			some += (uint32_t)__builtin_popcount(bits[i]);
+		ck_assert_uint_gt(some, 0);
+		pick = (uint32_t)rand() % some;
+		for (id = 0; !(bits[id / 32] >> id % 32 & 1) || pick-- > 0;
+		    id++)
+			;
+		ck_assert_int_eq(dcpd_gram_push(r, id), 0);
+		ck_assert_int_eq(dcpd_out_push(out, id, note, &got), 0);
+		ck_assert_int_lt(n++, 200);
+	}
+	ck_assert_int_eq(rc, 1);
+	dcpd_buf_add(&got, "", 1);
+	if (name != NULL)
+		ck_assert_str_eq(got.v, name);
+	else
+		ck_assert_msg(strcmp(got.v, "get") == 0 ||
+		    strcmp(got.v, "get_time") == 0, "%s", got.v);
+	dcpd_out_free(out);
+	dcpd_buf_free(&got);
+	dcpd_gram_close(r);
+	json_decref(o);
+	free(bits);
+}
+
+#define TOOL(n) "{\"type\":\"function\",\"function\":{\"name\":\"" n "\"}}"
+#define TOOLS "\"tools\":[" TOOL("get") "," TOOL("get_time") "]"
+
+START_TEST(a_forced_call_has_one_of_the_names)
+{
+	static const struct {
+		const char *dir;
+		enum dcpd_parser parser;
+	} k[] = {
+		{ "tests/data/tok/tok-glm", DCPD_PARSE_GLM },
+		{ "tests/data/tok/tok-ds", DCPD_PARSE_DSV32 },
+		{ "models/dcp-tiny", DCPD_PARSE_GLM },
+	};
+
+	for (unsigned i = 0; i < 3; i++) {
+		struct dcpd_tokenizer *t = text_tokenizer(k[i].dir);
+		struct dcpd_grams *gs;
+		uint32_t eos = 0;
+
+		ck_assert_int_eq(dcpd_grams_new(t, dcpd_token_limit(t), &eos,
+		    1, &gs), 0);
+		for (int n = 0; n < 20; n++) {
+			forced(gs, t, k[i].parser, "{" TOOLS ","
+			    "\"tool_choice\":\"required\"}", NULL);
+			forced(gs, t, k[i].parser, "{" TOOLS ","
+			    "\"tool_choice\":" TOOL("get") "}", "get");
+			forced(gs, t, k[i].parser, "{" TOOLS ","
+			    "\"tool_choice\":" TOOL("get_time") "}",
+			    "get_time");
+		}
+		dcpd_grams_free(gs);
+		dcpd_tokenizer_close(t);
+	}
+}
+END_TEST
+
 int
 main(void)
 {
@@ -448,6 +547,7 @@ main(void)
 	tcase_set_timeout(t, 300);
 	tcase_add_test(t, a_mask_is_what_trying_every_token_gives);
 	tcase_add_test(t, a_remembered_mask_is_the_same);
+	tcase_add_test(t, a_forced_call_has_one_of_the_names);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
 	srunner_run_all(r, CK_NORMAL);
