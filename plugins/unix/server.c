@@ -66,32 +66,37 @@ in_group(int fd, const struct ucred *peer, gid_t want)
 	return false;
 }
 
-/* NULL, or why not. */
-static const char *
-refusal(struct server *s, int fd, const struct ucred *peer)
+/* 0, or -errno with *why. */
+static int
+may_connect(struct server *s, int fd, const struct ucred *peer,
+    const char **why)
 {
 	const struct unix_config *cfg = s->cfg;
 	const struct conn *c;
 	uint32_t same = 0;
 
 	if (cfg->group != NULL && peer->uid != 0 && peer->uid != geteuid() &&
-	    !in_group(fd, peer, cfg->gid))
-		return "only members of its group may connect";
-	if (s->n_conns >= cfg->max_connections)
-		return "there are as many connections as may be; try again "
-		    "later";
+	    !in_group(fd, peer, cfg->gid)) {
+		*why = "only members of its group may connect";
+		return -EACCES;
+	}
 	TAILQ_FOREACH(c, &s->conns, link)
 		same += c->uid == peer->uid;
 	if (same >= cfg->max_connections_user)
-		return "this user has as many connections as it may; close "
+		*why = "this user has as many connections as it may; close "
 		    "one";
-	return NULL;
+	else if (s->n_conns >= cfg->max_connections)
+		*why = "there are as many connections as may be; try again "
+		    "later";
+	else
+		return 0;
+	return -EAGAIN;
 }
 
 static void
-refuse(struct server *s, int fd, const char *why)
+refuse(struct server *s, int fd, int error, const char *why)
 {
-	json_t *line = unix_error(NULL, -EAGAIN, why);
+	json_t *line = unix_error(NULL, error, why);
 	char *text = line == NULL ? NULL : json_dumps(line, JSON_COMPACT);
 
 	s->conns_refused++;
@@ -111,14 +116,15 @@ accept_one(struct server *s, int fd)
 	struct ucred peer = { .uid = (uid_t)-1 };
 	socklen_t len = sizeof peer;
 	const char *why;
+	int rc;
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0) {
 		close(fd);
 		return;
 	}
-	why = refusal(s, fd, &peer);
-	if (why != NULL)
-		refuse(s, fd, why);
+	rc = may_connect(s, fd, &peer, &why);
+	if (rc != 0)
+		refuse(s, fd, rc, why);
 	else if (conn_new(s, fd, peer.uid, peer.pid) == NULL)
 		s->conns_refused++;
 }

@@ -39,6 +39,11 @@ gcc -std=c11 -pedantic -Wall -Wextra -Werror $cflags -fsyntax-only alone.c ||
 	fail "dcpclient.h alone, C"
 g++ -std=c++11 -pedantic -Wall -Wextra -Werror $cflags -fsyntax-only \
 	-x c++ alone.c || fail "dcpclient.h alone, C++"
+echo "#include <dcp_plugin.h>" >plugin.c
+gcc -std=c11 -pedantic -Wall -Wextra -Werror $cflags -fsyntax-only plugin.c ||
+	fail "dcp_plugin.h alone, C"
+g++ -std=c++11 -pedantic -Wall -Wextra -Werror $cflags -fsyntax-only \
+	-x c++ plugin.c || fail "dcp_plugin.h alone, C++"
 echo '#include "libdcpclient/dcp_ring.h"' >ring.c
 gcc -std=c11 -pedantic -Wall -Wextra -Werror -I"$srcdir" -fsyntax-only \
 	ring.c || fail "dcp_ring.h alone, C"

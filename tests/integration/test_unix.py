@@ -3,6 +3,7 @@ connection, and clients that die, lie, flood or do not read.
 """
 import concurrent.futures
 import grp
+import http.client
 import json
 import math
 import os
@@ -177,6 +178,52 @@ def same_as_ring():
         assert same[1:] == all_of[1:], (same, all_of)
 
 
+class HttpOverUnix(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=120)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(120)
+        self.sock.connect(self.path)
+
+
+def three_ways():
+    """Both front ends in one daemon: HTTP, Unix socket and ring give the same
+    bytes for the same request and seed."""
+    d = Unix("--model", TINY)
+    web = d.dir + "/http"
+    d.args += ["--http", "unix:" + web]
+    with d, d.client() as ring, d.open() as c:
+        assert [p["name"] for p in d.ctl_json("plugins")] == ["unix", "http"]
+        h = HttpOverUnix(web)
+
+        def post(path, **body):
+            h.request("POST", path, json.dumps({"model": "dcp-tiny", **body}),
+                      {"Content-Type": "application/json"})
+            r = h.getresponse()
+            text = r.read()
+            assert r.status == 200, text
+            return json.loads(text)["choices"][0]
+
+        for seed in (1, 2, 3):
+            same = dict(max_tokens=40, temperature=1.2, seed=seed)
+            want = ring.generate(text="The river", **same).text
+            assert c.ask(prompt="The river", **same)["text"] == want
+            assert post("/v1/completions", prompt="The river",
+                        **same)["text"] == want
+            want = ring.generate(chat=CHAT, **same)
+            got = c.ask(messages=CHAT, **same)
+            assert got["text"] == want.text
+            assert got.get("reasoning", "") == want.reasoning
+            m = post("/v1/chat/completions", messages=CHAT,
+                     **same)["message"]
+            assert (m["content"] or "") == want.text, (m, want.text)
+            assert (m.get("reasoning_content") or "") == want.reasoning
+        h.close()
+
+
 def examples():
     """Those of the manual page run as printed, and answer."""
     with open(f"{SRC}/doc/man/dcpd-unix.7") as f:
@@ -301,6 +348,13 @@ def limits():
         until(lambda: d.stats()["connections"] == 0)
         until(lambda: d.live() == 0)
         assert d.stats()["connections_refused"] == 1
+    with Unix(*NULL, max_connections=1) as d:
+        with d.open() as c:
+            assert c.ask(tokens=[1], max_tokens=1)["event"] == "done"
+            with d.open() as second:
+                o = second.line()
+                assert o["error"]["code"] == "EAGAIN", o
+                assert "there are as many" in o["error"]["message"], o
 
 
 # --- those that go ----------------------------------------------------------
@@ -570,7 +624,8 @@ def who_may():
         os.chmod(d.dir, 0o755)
         st = os.stat(d.unix)
         assert st.st_mode & 0o777 == 0o666 and st.st_gid == other.gr_gid
-        assert "only members" in ask_as(d.unix, 65534, 65534)
+        said = ask_as(d.unix, 65534, 65534)
+        assert "EACCES" in said and "only members" in said, said
         assert '"done"' in ask_as(d.unix, 65534, other.gr_gid)
         assert '"done"' in ask_as(d.unix, 65534, 65534, [other.gr_gid])
         assert '"done"' in ask_as(d.unix, 0, 0)
@@ -686,7 +741,7 @@ def outside():
             host.wait()
 
 
-CASES = (same_as_ring, examples, many_at_once, mistakes, limits,
+CASES = (same_as_ring, three_ways, examples, many_at_once, mistakes, limits,
          death_cancels, while_loading, hostile, slow_reader, who_may,
          outside, refused_configuration)
 
