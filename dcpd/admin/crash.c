@@ -227,10 +227,11 @@ put_maps(struct out *o)
 static void
 on_ask(int signo)
 {
-	struct out o = { .fd = report_fd };
+	struct out o = { 0 };
 	int e = errno;
 
 	if (atomic_load(&asked)) {
+		o.fd = report_fd;	/* set before `asked` was */
 		put(&o, "\nbacktrace of the step thread:\n");
 		put_backtrace(&o);
 		atomic_store(&asked, false);

@@ -293,7 +293,7 @@ dcpd_plugins_failed(struct dcpd_err *err)
 	return failed;
 }
 
-/* Lock held. */
+/* Lock held; nothing of p is shared with what comes out. */
 static json_t *
 plugin_json(struct dcpd_plugin *p, double now)
 {
@@ -304,10 +304,10 @@ plugin_json(struct dcpd_plugin *p, double now)
 	    tick_age(p, now) > DCPD_PLUGIN_TICK_S ? "stuck" : "running";
 
 	free(text);
-	return json_pack("{s:s,s:s?,s:s,s:s?,s:f,s:O?,s:o?}", "name", p->name,
+	return json_pack("{s:s,s:s?,s:s,s:s?,s:f,s:o?,s:o?}", "name", p->name,
 	    "version", p->api->version, "state", state, "failure",
 	    p->failed ? p->fail.text : NULL, "tick_age_s", tick_age(p, now),
-	    "config", p->config, "stats", stats);
+	    "config", json_deep_copy(p->config), "stats", stats);
 }
 
 json_t *
