@@ -21,7 +21,8 @@ MODEL_TESTS = tests/integration/test_model.py \
 CLIENT_TESTS = tests/clients/test_anthropic.py \
 	tests/clients/test_bench_serving.py tests/clients/test_curl.py \
 	tests/clients/test_lm_eval.py tests/clients/test_openai.py \
-	tests/clients/test_sglang_flags.py tests/integration/test_recorded.py
+	tests/clients/test_sglang_flags.py tests/integration/test_flags.py \
+	tests/integration/test_recorded.py
 
 # What real clients sent (tools/record_requests.py).
 RECORDED = tests/data/http/anthropic.json tests/data/http/curl.json \
