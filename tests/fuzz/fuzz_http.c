@@ -9,8 +9,9 @@
  * answer is HTTP, each request ends once, nothing stays. The sanitizers see
  * the rest.
  *
- * FUZZ_OPS (1500; 100000 when DCPD_TEST_LONG is set) connections from
- * FUZZ_SEED (1). With -DLIBFUZZER it is a libFuzzer target.
+ * FUZZ_OPS (1500; 100000 when DCPD_TEST_LONG is set, and never more: each takes
+ * milliseconds) connections from FUZZ_SEED (1). With -DLIBFUZZER it is a
+ * libFuzzer target.
  */
 #include "config.h"
 
@@ -63,7 +64,7 @@ struct dcp {
 static struct dcp engine;
 static TAILQ_HEAD(, sent) running = TAILQ_HEAD_INITIALIZER(running);
 static _Atomic uint32_t n_running;
-static uint64_t last_id;
+static uint64_t last_id, engine_state = 88172645463325252u;
 
 static void
 ring_bell(void)
@@ -151,7 +152,7 @@ dcp_submit(struct dcp *d, const struct dcp_request *r, uint64_t *id)
 		return -EMSGSIZE;
 	case 2:
 	case 3:
-		if (rnd(&state, 2) == 0)	/* full, but not for ever */
+		if (rnd(&engine_state, 2) == 0)	/* full, but not for ever */
 			return -EAGAIN;
 	}
 	s = calloc(1, sizeof *s);
@@ -361,14 +362,20 @@ set_up(void)
 	static char dir[] = "/tmp/fuzz_http.XXXXXX";
 	const struct dcp_plugin *(*get)(uint32_t);
 	const char *path = getenv("DCPD_PLUGIN_DIR");
-	char file[4096], config[300], *why = NULL;
+	char file[4096], config[300], exe[3000], *why = NULL;
+	ssize_t n;
 	void *so;
 
 	signal(SIGPIPE, SIG_IGN);
 	DCPD_ASSERT(mkdtemp(dir) != NULL);
 	snprintf(where.sun_path, sizeof where.sun_path, "%s/s", dir);
-	snprintf(file, sizeof file, "%s/http.so",
-	    path != NULL ? path : "plugins/.libs");
+	/* In the build tree it is two folders above this program. */
+	n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+	exe[n > 0 ? n : 0] = '\0';
+	for (int i = 0; i < 3 && strrchr(exe, '/') != NULL; i++)
+		*strrchr(exe, '/') = '\0';
+	snprintf(file, sizeof file, "%s%s/http.so", path != NULL ? path : exe,
+	    path != NULL ? "" : "/plugins/.libs");
 	so = dlopen(file, RTLD_NOW | RTLD_LOCAL);
 	if (so == NULL) {
 		fprintf(stderr, "%s\n", dlerror());
@@ -520,6 +527,8 @@ main(int argc, char **argv)
 	    getenv("DCPD_TEST_LONG") != NULL ? 100000 : 1500, i;
 	static uint8_t buf[16384];
 
+	if (n > 100000)
+		n = 100000;
 	state = (seed != NULL ? strtoull(seed, NULL, 10) : 1) *
 	    0x9e3779b97f4a7c15u | 1;
 	set_up();
