@@ -36,6 +36,7 @@ struct node {
 	uint32_t older, newer;	/* in its list */
 	uint32_t children;	/* of these in the pool: */
 	uint32_t in_pool;
+	uint64_t serial;	/* of its being in the pool: never twice */
 	struct list *list;	/* idle, host, or NULL: held, or coming back */
 	char *salt;		/* of a node without parent; or NULL */
 };
@@ -50,7 +51,7 @@ struct dcpd_prefix {
 	uint32_t n_pages, n_slots;
 	uint32_t n;		/* nodes that there can be: the sum */
 	uint32_t n_pool, n_host;	/* nodes that have a page, a slot */
-	uint64_t n_evicted;
+	uint64_t n_evicted, serial;
 	struct list idle, host;
 	struct node *node;	/* [n] */
 	uint32_t *tokens;	/* [n][64] */
@@ -284,6 +285,7 @@ give_page(struct dcpd_prefix *t, uint32_t i, uint32_t page)
 	struct node *nd = &t->node[i];
 
 	nd->page = page;
+	nd->serial = ++t->serial;
 	t->node_of[page] = i;
 	t->n_pool++;
 	if (nd->parent != NONE)
@@ -494,6 +496,12 @@ dcpd_prefix_match(const struct dcpd_prefix *t, const char *salt,
 		table[i] = t->node[nd].page;
 	}
 	return i;
+}
+
+uint64_t
+dcpd_prefix_serial(const struct dcpd_prefix *t, uint32_t page)
+{
+	return t->node_of[page] == NONE ? 0 : t->node[t->node_of[page]].serial;
 }
 
 void

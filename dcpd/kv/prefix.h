@@ -41,6 +41,11 @@ void dcpd_prefix_free(struct dcpd_prefix *);
  */
 uint32_t dcpd_prefix_match(const struct dcpd_prefix *, const char *salt,
     const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t *table);
+/*
+ * A number of this page's stay in the tree, 0 if it is none of its own. While
+ * it is the same, whatever match put before that page is found still.
+ */
+uint64_t dcpd_prefix_serial(const struct dcpd_prefix *, uint32_t page);
 /* A reference of each for a request. */
 void dcpd_prefix_hold(struct dcpd_prefix *, const uint32_t *table, uint32_t n);
 /*

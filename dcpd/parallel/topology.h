@@ -36,7 +36,7 @@ uint32_t dcpd_slices(const struct dcpk_model *, const struct dcpk_topo *,
 /*
  * Cached tokens per new one at which q and kv take the same, for passes long
  * enough that calls do not count, of rows that select topk keys. 0: q is the
- * faster however few they are, or there is no choice.
+ * faster however few they are. -1: there is no choice.
  */
 double dcpd_way_break_even(const struct dcpk_model *, const struct dcpk_topo *,
     enum dcpk_kv kv, const struct dcpk_speed *);

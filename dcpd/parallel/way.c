@@ -83,7 +83,7 @@ dcpd_way_break_even(const struct dcpk_model *m, const struct dcpk_topo *t,
 	double q, ratio;
 
 	if (t->dcp == 1 || t->cp > 1)
-		return 0;
+		return -1;
 	/* q more than kv, of one row, over what a cached row costs kv */
 	q = heads * (2.0 * m->kv_lora + m->rope) * el * link +
 	    flops / v->attend_flops_s - flops / v->attend_own_flops_s;

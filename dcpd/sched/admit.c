@@ -115,7 +115,7 @@ has_room(const struct dcpd_sched *s, struct req *r, uint32_t *hit)
 
 	if (s->n_run == s->c.engine->max_running)
 		return false;
-	*hit = dcpd_req_match(r, r->pages);
+	*hit = dcpd_req_match_waiting(r);
 	want = pages_wanted(r) - *hit +
 	    dcpd_prefix_idle_of(s->prefix, r->pages, *hit);
 	return want + pages_claimed(s) <=
@@ -179,6 +179,7 @@ let_in(struct dcpd_sched *s, struct req *r, uint32_t hit)
 	if (!r->admitted)
 		DCPD_COUNT(prefix_lookup_tokens, r->n_prompt);
 	r->admitted = true;
+	r->n_match = 0;
 	dcpd_req_hit(r, hit);
 	dcpd_req_restore(r);
 	pthread_mutex_unlock(&s->lock);

@@ -50,6 +50,26 @@ dcpd_req_match(const struct req *r, uint32_t *table)
 	    to, table);
 }
 
+/*
+ * It may wait for many steps: what was found once is not looked up again as
+ * long as the last page of it is what it was.
+ */
+uint32_t
+dcpd_req_match_waiting(struct req *r)
+{
+	const struct dcpd_prefix *t = r->s->prefix;
+
+	if (r->n_match > 0 && dcpd_prefix_serial(t,
+	    r->pages[r->n_match - 1]) != r->match_serial)
+		r->n_match = 0;
+	r->n_match = dcpd_prefix_match(t, r->salt, r->ids.v, r->n_match,
+	    hit_max(r), r->pages);
+	if (r->n_match > 0)
+		r->match_serial = dcpd_prefix_serial(t,
+		    r->pages[r->n_match - 1]);
+	return r->n_match;
+}
+
 /* Lock held. The pages of table [n] take the place of computing them. */
 void
 dcpd_req_hit(struct req *r, uint32_t n)

@@ -24,7 +24,7 @@ struct dcpd_engine {
 	/* What predict is about, as it was so far: step thread; or NULL. */
 	const uint64_t *attend_ns;
 	/* Any thread: cached tokens a new one at which q and kv are predicted
-	   to take the same; 0: q always is faster, or no choice. Or NULL. */
+	   to take the same; 0: q always is faster, -1: no choice. Or NULL. */
 	double (*break_even)(void *self);
 	int (*check)(void *self, struct dcpd_err *);	/* or NULL */
 	/* Any thread: who the step waits for, or "". NULL: cannot say. */

@@ -139,6 +139,8 @@ struct req {
 	uint32_t *pages;		/* [step] [pages_max] page table */
 	uint32_t n_pages;		/* [step] held */
 	uint32_t n_shared;		/* [step] its first: cache nodes */
+	uint32_t n_match;		/* step thread: waiting, found so far */
+	uint64_t match_serial;		/* of the last of these */
 	uint32_t n_kv;			/* [step] tokens that have rows */
 	uint32_t n_cached;		/* [step] prompt tokens of a hit */
 	uint32_t n_echo;		/* [step] ECHO: prompt tokens out */
@@ -287,6 +289,7 @@ void dcpd_sched_flush_posts(struct dcpd_sched *);
  */
 bool dcpd_req_scores_prompt(const struct req *);
 uint32_t dcpd_req_match(const struct req *, uint32_t *table);
+uint32_t dcpd_req_match_waiting(struct req *);	/* into its own table */
 void dcpd_req_hit_late(struct req *);
 void dcpd_req_hit(struct req *, uint32_t n);		/* lock held */
 void dcpd_req_restore(struct req *);			/* lock held */

@@ -159,7 +159,7 @@ dcpd_sched_status(struct dcpd_sched *s)
 	json_object_set_new(o, "ranks", ranks(s));
 	if (e->dcp > 1)
 		json_object_set_new(o, "prefill_ways", ways(s));
-	if (e->dcp > 1 && e->break_even != NULL)
+	if (e->break_even != NULL && e->break_even(e->self) >= 0)
 		json_object_set_new(o, "prefill_break_even",
 		    json_real(e->break_even(e->self)));
 	pthread_mutex_unlock(&s->lock);

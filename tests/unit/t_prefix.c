@@ -481,6 +481,31 @@ START_TEST(evicted_pages_come_back_from_host_memory)
 }
 END_TEST
 
+/* A page that left and came back, or is another text's, has another number. */
+START_TEST(a_stay_in_the_tree_has_a_number_of_its_own)
+{
+	uint32_t table[8], back, was;
+	uint64_t a, b;
+
+	open_with_host(2, 8);
+	ck_assert_uint_eq(run(NULL, "ab", table, &back), 2);
+	a = dcpd_prefix_serial(T, table[0]);
+	b = dcpd_prefix_serial(T, table[1]);
+	ck_assert(a != 0 && b != 0 && a != b);
+	was = table[1];
+	dcpd_prefix_release(T, table, 2);
+	ck_assert_uint_eq(dcpd_prefix_serial(T, was), b);
+	dcpd_prefix_evict(T, 1);
+	ck_assert_uint_eq(dcpd_prefix_serial(T, was), 0);
+	ck_assert_uint_eq(run(NULL, "ab", table, &back), 2);
+	ck_assert_uint_eq(back, 1);
+	ck_assert_uint_eq(dcpd_prefix_serial(T, table[0]), a);
+	ck_assert_uint_gt(dcpd_prefix_serial(T, table[1]), b);
+	dcpd_prefix_release(T, table, 2);
+	close_tree();
+}
+END_TEST
+
 START_TEST(the_least_recently_used_of_host_memory_leave)
 {
 	open_with_host(2, 3);
@@ -593,6 +618,7 @@ main(void)
 	tcase_add_test(t, check_finds_what_is_wrong);
 	tcase_add_loop_test(t, random_use_agrees_with_a_plain_list, 0, 3);
 	tcase_add_test(t, evicted_pages_come_back_from_host_memory);
+	tcase_add_test(t, a_stay_in_the_tree_has_a_number_of_its_own);
 	tcase_add_test(t, the_least_recently_used_of_host_memory_leave);
 	tcase_add_test(t, computed_anew_takes_the_place_of_the_copy);
 	tcase_add_loop_test(t,

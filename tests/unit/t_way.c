@@ -194,9 +194,9 @@ START_TEST(break_even_is_where_the_two_meet)
 	ck_assert_double_eq(dcpd_way_break_even(&glm, &dcp8, DCPK_KV_FP8,
 	    &half), 0);
 	ck_assert_double_eq(dcpd_way_break_even(&glm, &one, DCPK_KV_FP8,
-	    &bytes_only), 0);
+	    &bytes_only), -1);
 	ck_assert_double_eq(dcpd_way_break_even(&glm, &cp, DCPK_KV_FP8,
-	    &bytes_only), 0);
+	    &bytes_only), -1);
 }
 END_TEST
 
