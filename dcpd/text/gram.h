@@ -35,6 +35,8 @@
 #define GRAM_MAX_PROPS 1024u		/* properties of one object */
 #define GRAM_MAX_NFA 20000u		/* states of one automaton, as built */
 #define GRAM_MAX_DFA 4000u		/* and without choices */
+#define GRAM_MAX_EFFORT 20000000u	/* steps to make an automaton; 0.1 s */
+#define GRAM_MAX_EFFORTS 100000000u	/* and all of a grammar's */
 #define GRAM_MAX_STATES 200000u		/* bytes / 64 of all of a grammar's */
 #define GRAM_MAX_REPEAT 1000u		/* {m,n} in a pattern */
 #define GRAM_MAX_DEPTH 128u		/* of containers in an answer */
@@ -69,6 +71,7 @@ struct gram_dfa {
 	uint16_t *next;			/* [n][n_cls] */
 	uint8_t *flags;			/* [n] */
 	bool *final;			/* [n] accepts and goes nowhere */
+	uint64_t work;			/* steps that it took to make */
 };
 
 uint32_t gram_state(struct gram_nfa *);

@@ -220,8 +220,6 @@ struct subset {
 	uint64_t work;		/* steps so far, bounded */
 };
 
-#define WORK_MAX 20000000u
-
 /* Bytes that no edge tells apart share a class. */
 static void
 classes(struct subset *s)
@@ -356,7 +354,7 @@ intern(struct subset *s, uint32_t accept)
 		    t->n * sizeof *t->v) == 0)
 			return s->hash[slot] - 1;
 	}
-	if (id >= GRAM_MAX_DFA || s->work > WORK_MAX)
+	if (id >= GRAM_MAX_DFA || s->work > GRAM_MAX_EFFORT)
 		return -E2BIG;
 	if (id == s->cap && grow(s) != 0)
 		return -ENOMEM;
@@ -514,6 +512,8 @@ gram_dfa(const struct gram_nfa *a, uint32_t start, uint32_t accept,
 	if (rc == 0)
 		rc = trim(s.d);
 	if (rc == 0)
+		s.d->work = s.work;
+	if (rc == 0)
 		*out = s.d;
 	else
 		gram_dfa_free(s.d);
@@ -549,7 +549,8 @@ gram_dfa_count(const struct gram_dfa *d, uint32_t min, uint32_t max,
 	p = calloc(1, sizeof *p);
 	if (p == NULL)
 		return -ENOMEM;
-	*p = (struct gram_dfa){ .n = (uint32_t)n, .n_cls = d->n_cls };
+	*p = (struct gram_dfa){ .n = (uint32_t)n, .n_cls = d->n_cls,
+	    .work = d->work };
 	memcpy(p->cls, d->cls, sizeof p->cls);
 	p->next = malloc(n * d->n_cls * sizeof *p->next);
 	p->flags = malloc(n);

@@ -193,6 +193,20 @@ without(const json_t *s, const char *key)
 
 static int flat(struct comp *, const json_t *, unsigned depth, json_t **);
 
+/* What a merge looks at, besides one schema. */
+static uint32_t
+weight(const json_t *s)
+{
+	static const char *const list[] = { "enum", "required", "anyOf",
+		"oneOf" };
+	size_t n = json_object_size(s) +
+	    json_object_size(json_object_get(s, "properties"));
+
+	for (unsigned i = 0; i < sizeof list / sizeof *list; i++)
+		n += json_array_size(json_object_get(s, list[i]));
+	return n < GRAM_MAX_WORK ? (uint32_t)n : GRAM_MAX_WORK;
+}
+
 /* *sum and s, merged. */
 static int
 merge_in(struct comp *c, json_t **sum, const json_t *s, unsigned depth)
@@ -202,6 +216,7 @@ merge_in(struct comp *c, json_t **sum, const json_t *s, unsigned depth)
 
 	if (rc != 0)
 		return rc;
+	c->work += weight(*sum) + weight(one);
 	more = gram_merge(*sum, one, c->err);
 	json_decref(one);
 	if (more == NULL)
@@ -339,7 +354,11 @@ schema_add_dfa(struct comp *c, struct gram_dfa *d, bool lazy, uint32_t *id)
 	int rc = 0;
 
 	c->g->bytes += bytes;
-	if (c->g->bytes > GRAM_MAX_STATES * 64ull)
+	c->effort += d->work;
+	if (c->effort > GRAM_MAX_EFFORTS)
+		rc = schema_fail(c, "patterns, names and bounds take too long "
+		    "to prepare: make them fewer or simpler");
+	else if (c->g->bytes > GRAM_MAX_STATES * 64ull)
 		rc = schema_fail(c, "patterns, names and bounds need more than "
 		    "%u KiB", GRAM_MAX_STATES / 16);
 	if (rc == 0)

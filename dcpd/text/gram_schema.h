@@ -16,6 +16,7 @@ struct comp {
 	unsigned depth;
 	uint32_t work;			/* schemas looked at */
 	uint64_t text;			/* bytes of their texts */
+	uint64_t effort;		/* of automata, so far */
 };
 
 /* --- gram_schema.c ----------------------------------------------------- */

@@ -92,7 +92,11 @@ sizes(dcpk_ctx *c, const dcpk_setup *s)
 	c->plan_cap = sizeof(dcpk_plan) + c->M * (sizeof(dcpk_row) +
 	    sizeof(dcpk_req) + sizeof(dcpk_sample)) + (1u << 20) +
 	    4 * ((size_t)s->max_reqs * (s->max_ctx / DCPK_PAGE + 2)) +
-	    16 * (size_t)s->max_ctx;
+	    16 * (size_t)s->max_ctx +
+	    /* a mask for each request; a million adjustments, or the first
+	     * request's, whatever they are */
+	    4 * ((size_t)s->max_reqs * ((m->vocab + 31) / 32)) +
+	    sizeof(dcpk_adjust) * ((1u << 20) + (size_t)m->vocab);
 }
 
 static size_t

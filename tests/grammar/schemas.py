@@ -330,4 +330,11 @@ BAD = [
                         "b": {"$ref": f"#/$defs/d{i + 1}"}}}]}
         for i in range(40)}, "$ref": "#/$defs/d0"}, "#"),
     ({"description": "x" * 300000}, "bytes, at most"),
+    ({"$defs": {"big": {"properties": {f"p{i}": I for i in range(1000)}}},
+      "allOf": [{"$ref": "#/$defs/big"}] * 5000}, "more than"),
+    ({"anyOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{8}}{i}"}
+                for i in range(2000)]}, "pattern"),
+    ({"$defs": dict({f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 50}
+                     for i in range(20)}, d20=I), "$ref": "#/$defs/d0"},
+     "more than"),
 ]
