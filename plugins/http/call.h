@@ -43,7 +43,8 @@ void server_tick(struct server *);		/* once a second */
 void server_no_more(struct server *);		/* stop listening */
 bool server_has_output(const struct server *);	/* bytes wait for clients */
 struct server_status server_status(const struct server *);
-json_t *server_names(const struct server *);	/* where it listens; any thread */
+/* Where it listens; any thread. */
+json_t *server_names(const struct server *);
 
 const char *server_method(const struct call *);
 const char *server_header(const struct call *, const char *name);

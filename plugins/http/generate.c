@@ -297,7 +297,7 @@ static const struct call_ops ops = { .gone = on_gone, .room = on_room };
 
 /* --- submission -------------------------------------------------------- */
 
-/* Submit what is left; false: it is over, one way or another. */
+/* What is left; a full ring has it called again. */
 static void
 submit(struct gen *g)
 {

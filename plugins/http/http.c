@@ -221,7 +221,7 @@ start(void *self, char **why)
 
 	rc = set_up(p, why);
 	if (rc == 0) {
-		/* Signals are the main thread's; a closed socket's is nobody's. */
+		/* Signals are the main thread's; SIGPIPE is nobody's. */
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &before);
 		rc = -pthread_create(&p->thread, NULL, run, p);

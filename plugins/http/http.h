@@ -53,7 +53,7 @@ struct http_config {
 	char *served_model_name;	/* NULL: the daemon's model name */
 	uint32_t max_connections;
 	uint64_t max_input;		/* bytes of requests coming in */
-	double head_timeout;		/* s, a whole head from its first byte */
+	double head_timeout;		/* s, a head from its first byte */
 	double idle_timeout;		/* s, between requests or body bytes */
 	double stuck_timeout;		/* s, with nothing taken of an answer */
 	bool metrics_compat;		/* names of other engines' dashboards */
@@ -150,7 +150,7 @@ extern const struct route routes[];	/* ends with .method NULL */
 
 /* One request to the engine; embed it. */
 struct ereq {
-	/* Each event in turn; with DONE or ERROR, the last, r is yours again. */
+	/* Each event; with DONE or ERROR, the last, r is yours again. */
 	void (*event)(struct ereq *r, const struct dcp_event *);
 	/* engine.c's */
 	uint64_t id;

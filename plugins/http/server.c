@@ -785,9 +785,10 @@ bind_all(struct server *s, char **why)
 	if (s->ev == NULL)
 		return -ENOMEM;
 	for (i = 0; i < n; i++) {
-		struct evhttp_bound_socket *b = evhttp_accept_socket_with_handle(
-		    s->evhttp, listeners_fd(s->listeners, i));
+		struct evhttp_bound_socket *b;
 
+		b = evhttp_accept_socket_with_handle(s->evhttp,
+		    listeners_fd(s->listeners, i));
 		if (b == NULL)
 			return -ENOMEM;
 		/* evhttp closes it from now on. */

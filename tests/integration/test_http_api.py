@@ -73,7 +73,7 @@ def bad(d, path, body, param=None, status=400, word=""):
     return e
 
 
-# --- completions --------------------------------------------------------------
+# --- completions -------------------------------------------------------------
 
 def a_prompt_is_text_or_ids_one_or_many(d):
     text = "The river"
@@ -148,7 +148,7 @@ def what_completions_do_not_do(d):
     bad(d, COMP, {"prompt": "a", "suffix": "b"}, "suffix")
 
 
-# --- chat -----------------------------------------------------------------------
+# --- chat --------------------------------------------------------------------
 
 def a_stream_is_the_whole_in_pieces(d):
     o = chat(d, temperature=0)
@@ -314,7 +314,7 @@ def logprobs_of_a_chat(d):
     bad(d, CHAT, {"messages": ASK, "top_logprobs": 2}, "top_logprobs")
 
 
-# --- fields ---------------------------------------------------------------------
+# --- fields ------------------------------------------------------------------
 
 SAMPLING = [
     {"temperature": 0}, {"temperature": 1.3}, {"temperature": 1, "top_p": .5},
@@ -499,7 +499,7 @@ def a_repeated_prompt_is_cached(d):
     assert d.ask("GET", "/flush_cache")[0] == 200
 
 
-# --- beside -----------------------------------------------------------------------
+# --- beside ------------------------------------------------------------------
 
 def models(d):
     status, _, raw = d.ask("GET", "/v1/models")
