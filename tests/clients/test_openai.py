@@ -118,6 +118,35 @@ def tools_are_called_with_typed_arguments(d):
     assert not r.choices[0].message.tool_calls
 
 
+def a_call_can_be_demanded(d):
+    """Of a question that needs none, by all three APIs' words for it."""
+    c = client(d)
+    args = dict(model=MODEL, temperature=0)
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        r = c.chat.completions.create(
+            **args, messages=ask(MATH["question"]), tools=TOOLS,
+            tool_choice=choice)
+        call = r.choices[0].message.tool_calls[0]
+        assert call.function.name in ("get_weather", "add")
+        if choice == named:
+            assert call.function.name == "get_weather"
+            assert isinstance(json.loads(call.function.arguments)["city"],
+                              str)
+    r = c.responses.create(
+        **args, input=MATH["question"], tools=FLAT,
+        tool_choice={"type": "function", "name": "get_weather"})
+    call = next(i for i in r.output if i.type == "function_call")
+    assert call.name == "get_weather"
+    m = d.post("/v1/messages", {
+        "max_tokens": 400, "messages": ask(MATH["question"]), "tools": [
+            {"name": t["name"], "input_schema": t["parameters"]}
+            for t in FLAT], "tool_choice": {"type": "tool",
+                                            "name": "get_weather"}})
+    assert m["content"][-1]["type"] == "tool_use", m
+    assert m["content"][-1]["name"] == "get_weather"
+
+
 class Count(pydantic.BaseModel):
     n: int
 
@@ -436,7 +465,7 @@ if __name__ == "__main__":
             chat_answers_right_and_the_stream_says_the_same,
             chat_in_parts_several_choices_and_logprobs,
             tools_are_called_with_typed_arguments,
-            answers_follow_a_schema, the_manuals_lines_run,
+            a_call_can_be_demanded, answers_follow_a_schema, the_manuals_lines_run,
             completions_of_every_form, echo_scores_the_prompt,
             responses_answer_and_stream_alike,
             responses_call_tools_and_take_results,
