@@ -1,7 +1,8 @@
 /*
  * Every counter of the daemon, once: this table makes the storage (a part of
- * the stats page, stats.h), the names in `dcpctl status -j` and, later, /metrics. Adding one is one line here.
- * Relaxed atomics: any thread adds, readers want no order.
+ * the stats page, stats.h), the names in `dcpctl status -j` and those in
+ * /metrics. Adding one is one line here. Relaxed atomics: any thread adds,
+ * readers want no order.
  */
 #ifndef DCPD_COUNTERS_H
 #define DCPD_COUNTERS_H

@@ -69,7 +69,10 @@ make(const char *path, const char *tmp, struct dcpd_err *err)
 	if (fd < 0)
 		return dcpd_fail(err, -errno, "stats page %s: %s", tmp,
 		    strerror(errno));
-	/* Whatever the umask; and room is taken now: a full disk must not be found by counting. */
+	/*
+	 * Whatever the umask. Room is taken now: a full disk must not be
+	 * found by counting.
+	 */
 	rc = fchmod(fd, 0640) != 0 ? -errno :
 	    -posix_fallocate(fd, 0, sizeof *p);
 	if (rc == 0 && flock(fd, LOCK_EX | LOCK_NB) != 0)

@@ -55,9 +55,11 @@ def reload_changes_what_it_can():
             "queue-max": {"from": 100, "to": 7}}, would
         assert would["restart"] == {"tp": {"from": 1, "to": 2}}, would
         assert d.ctl_json("config")["queue-max"] == 100, "--check changed it"
+        did = d.ctl_json("reload")
+        assert did == dict(would, check=False), did
         r = d.ctl("reload")
-        assert r.returncode == 0 and "tp: 2, was 1; needs a restart" in \
-            r.stdout, r
+        assert r.returncode == 0 and r.stdout == \
+            "tp: 2, was 1; needs a restart\n", r
         now = d.ctl_json("config", "show")
         assert now["queue-max"] == 7 and now["tp"] == 1, now
         assert d.ctl_json("status")["limits"]["queue_max"] == 7
@@ -93,6 +95,27 @@ def a_mistake_changes_nothing():
         r = d.ctl("reload")
         assert r.returncode == 1 and "dcpd.conf" in r.stderr, r
         assert d.ctl("status").returncode == 0
+
+
+def a_plugin_that_refuses_changes_nothing():
+    d = HttpDaemon("--engine", "null")
+    conf = d.dir + "/dcpd.conf"
+    d.args += ["--config", conf]
+
+    def write(text):
+        with open(conf, "w") as f:
+            f.write(text)
+    write('{"queue-max": 100}')
+    with d:
+        write('{"queue-max": 9, "plugins": {"http": {"nay": 1}}}')
+        for args in (("reload", "--check"), ("reload",)):
+            r = d.ctl(*args)
+            assert r.returncode == 1 and "nay" in r.stderr, r
+        assert d.ctl_json("status")["limits"]["queue_max"] == 100
+        write('{"queue-max": 9}')
+        # It knows what is in force.
+        assert d.ctl_json("reload")["changed"] == {
+            "queue-max": {"from": 100, "to": 9}}
 
 
 def sighup_reloads():
@@ -335,7 +358,8 @@ def a_rank_thread_that_stops_is_named():
 
 
 CASES = [
-    reload_changes_what_it_can, a_mistake_changes_nothing, sighup_reloads,
+    reload_changes_what_it_can, a_mistake_changes_nothing,
+    a_plugin_that_refuses_changes_nothing, sighup_reloads,
     status_answers_for_a_stopped_daemon, nobody_may_write_the_page,
     a_check_that_waits_does_not_hide_the_end, a_long_step_is_stuck,
     a_client_that_does_not_read_is_not_a_stuck_daemon,

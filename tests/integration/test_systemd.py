@@ -16,6 +16,9 @@ DCPD = os.environ.get("DCPD", BUILD + "/dcpd/dcpd")
 DCPCTL = os.environ.get("DCPCTL", BUILD + "/dcpctl/dcpctl")
 
 
+started = []    # ended whatever happens
+
+
 def listener(path, kind):
     s = socket.socket(socket.AF_UNIX, kind)
     s.bind(path)
@@ -38,8 +41,10 @@ def start(args, notify, log, fds=(), names=()):
         keep = high
     else:
         keep = []
-    return subprocess.Popen(["bash", "-c", script, DCPD, *args], env=env,
-                            stderr=log, pass_fds=keep)
+    p = subprocess.Popen(["bash", "-c", script, DCPD, *args], env=env,
+                         stderr=log, pass_fds=keep)
+    started.append(p)
+    return p
 
 
 def until(sock, want, seconds=60):
@@ -203,6 +208,8 @@ def main():
                 try:
                     case(tmp, log)
                 except BaseException:
+                    for p in started:
+                        p.kill()
                     log.seek(0)
                     sys.stderr.write(log.read())
                     raise
