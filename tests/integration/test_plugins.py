@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 SRC = os.environ.get("srcdir", ".")
@@ -301,11 +302,42 @@ def gives_up(place):
 
 
 def silent(place):
-    """A thread that does not tick is stuck in dcpctl plugins."""
-    with place.daemon(plugins={"probe": {"tick": False}}) as d:
-        assert plugins(d)["probe"]["state"] == "running"
-        until(lambda: plugins(d)["probe"]["state"] == "stuck")
-        assert plugins(d)["probe"]["tick_age_s"] > 10
+    """A thread that does not tick is stuck in dcpctl plugins, is logged, and
+    systemd's watchdog is not fed any more."""
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(place.tmp + "/notify")
+    fed = []
+
+    def read():
+        while (m := notify.recv(4096)) != b"end":
+            if b"WATCHDOG=1" in m:
+                fed.append(time.monotonic())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with place.daemon(plugins={"probe": {}}) as good:
+            d = place.daemon(plugins={"probe": {"tick": False}})
+            d.env = {"NOTIFY_SOCKET": place.tmp + "/notify",
+                     "WATCHDOG_USEC": "1000000"}
+            with d:
+                assert plugins(d)["probe"]["state"] == "running"
+                until(lambda: fed)
+                until(lambda: "probe: its thread has not been seen" in
+                      d.tail())
+                p = plugins(d)["probe"]
+                assert p["state"] == "stuck" and p["tick_age_s"] > 10, p
+                n = len(fed)
+                time.sleep(3)
+                assert len(fed) == n, "the watchdog is fed"
+            # One that ticks has been there for longer.
+            assert plugins(good)["probe"]["state"] == "running"
+            assert "has not been seen" not in good.tail(100)
+    finally:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.sendto(b"end", place.tmp + "/notify")
+        reader.join()
+        notify.close()
 
 
 def example(place):
