@@ -303,7 +303,8 @@ take_integers(struct call *call, const json_t *body, struct params *p)
 		return -EINVAL;
 	p->r.min_tokens = (uint32_t)v;
 	v = 0;
-	rc = field_int(call, body, "priority", INT32_MIN, INT32_MAX, &v);
+	/* Above 0 is for users that the ring knows; here all are alike. */
+	rc = field_int(call, body, "priority", INT32_MIN, 0, &v);
 	if (rc < 0)
 		return rc;
 	p->r.priority = (int32_t)v;

@@ -443,7 +443,7 @@ def wrong_types_and_ranges_are_named(d):
             "stop": [3, [3], [""], "", ["a"] * 300],
             "stop_token_ids": ["x", [-1], ["x"], [1.5]],
             "logit_bias": [[], {"x": 1}, {"1": "x"}, {"-1": 2}],
-            "stream_options": ["x", 3], "priority": ["x", 2 ** 40],
+            "stream_options": ["x", 3], "priority": ["x", 2 ** 40, 1],
             "skip_special_tokens": ["x"]}.items():
         for v in values:
             for path, body in ((CHAT, {"messages": ASK}),
