@@ -35,11 +35,13 @@ class Unix(Daemon):
     def __init__(self, *args, **conf):
         super().__init__(*args)
         self.unix = self.dir + "/unix.sock"
-        path = self.dir + "/conf"
-        with open(path, "w") as f:
+        self.configure(**conf)
+        self.args += ["--config", self.dir + "/conf"]
+
+    def configure(self, **conf):
+        with open(self.dir + "/conf", "w") as f:
             json.dump({"plugins": {"unix": {"listen": [self.unix], **conf}}},
                       f)
-        self.args += ["--config", path]
 
     def open(self):
         return Conn(self.unix)
@@ -310,7 +312,8 @@ def mistakes():
             assert o["error"]["code"] == "EINVAL", o
             assert word in o["error"]["message"], (line[:40], o)
         for key, value, word in (
-                ("temprature", 1, "no such key"), ("temperature", "1", "number"),
+                ("temprature", 1, "no such key"),
+                ("temperature", "1", "number"),
                 ("temperature", -1, "temperature"), ("top_p", 7, "top_p"),
                 ("max_tokens", 1.5, "whole"), ("max_tokens", -1, "0.."),
                 ("max_tokens", 2**32, "0.."), ("top_k", 2**31, "32 bits"),
@@ -336,7 +339,8 @@ def mistakes():
 
 
 def limits():
-    """A connection's requests, a user's connections, all connections."""
+    """A connection's requests, a user's connections, all connections; they
+    can be changed by a reload, the socket cannot."""
     with Unix(*NULL, "--null-step-us", 3000, max_requests=2,
               max_connections=3, max_connections_user=2) as d:
         with d.open() as c, d.open() as e:
@@ -359,6 +363,22 @@ def limits():
                 o = second.line()
                 assert o["error"]["code"] == "EAGAIN", o
                 assert "there are as many" in o["error"]["message"], o
+            d.configure(max_connections=2, max_requests=1)
+            r = d.ctl("reload")
+            assert r.returncode == 0, r
+            with d.open() as second:
+                assert second.ask(tokens=[1], max_tokens=1)["event"] == "done"
+                second.send({"id": 1, "tokens": [1], "max_tokens": 5000},
+                            {"id": 2, "tokens": [1], "max_tokens": 1})
+                o = second.line()
+                assert o["id"] == 2 and o["error"]["code"] == "EAGAIN", o
+            for conf, word in (({"mode": "0600"}, "restart dcpd"),
+                               ({"listen": ["/x"]}, "restart dcpd"),
+                               ({"max_requests": -1}, "max_requests: want")):
+                d.configure(**conf)
+                r = d.ctl("reload")
+                assert r.returncode == 1 and word in r.stderr, (conf, r)
+            assert c.ask(tokens=[1], max_tokens=1)["event"] == "done"
 
 
 # --- those that go ----------------------------------------------------------
