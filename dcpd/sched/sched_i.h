@@ -6,8 +6,9 @@
  *   text     encode job (request.c), then the output job (output.c); never two
  *            jobs of one request at a time
  *   step     everything else (sched.c: the loop; admit.c: who runs; step.c:
- *            plans and results; cache.c: pages)
+ *            plans and results; cache.c, pin.c: pages)
  *   admin    dcpd_sched_status() and the like (status.c)
+ *   any      the requests that are live (live.c), under the lock
  *
  * One lock, s->lock, never held while the engine runs, while text is worked on
  * or while ipc is called (ipc may call us with locks of its own held). Fields
