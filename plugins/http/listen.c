@@ -20,7 +20,7 @@
 #include "plugins/http/why.h"
 
 #define BACKLOG 1024
-#define SYSTEMD_NAME "http"	/* FileDescriptorName= */
+#define SYSTEMD_NAME "dcpd-http"	/* FileDescriptorName= of its unit */
 
 struct one {
 	int fd;
@@ -208,13 +208,15 @@ static int
 open_systemd(const struct http *http, struct one *l, char **why)
 {
 	const struct dcp_host *h = http->host;
-	int fd = h->listen_fd(h->ctx, SYSTEMD_NAME);
+	int fd = h->listen_fd(h->ctx, SYSTEMD_NAME), one = 1;
 
 	if (fd < 0)
 		return http_why(why, fd, "listen: systemd: it passed no socket "
 		    "with FileDescriptorName=" SYSTEMD_NAME "; enable "
 		    "dcpd-http.socket, or give HOST:PORT");
 	l->fd = fd;
+	/* As of our own; a Unix socket has no such option, and needs none. */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 	return 0;
 }
 

@@ -512,6 +512,32 @@ def listens_on_a_unix_socket_too(_):
         shutil.rmtree(tmp)
 
 
+# What systemd does: a socket that listens, as descriptor 3, by its unit's name.
+ACTIVATE = """
+import os, socket, sys
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+s.listen()
+os.dup2(s.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1",
+                  LISTEN_FDNAMES="dcpd-http")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def takes_its_socket_from_systemd(_):
+    d = Configured({}, *NULL, "--http", "systemd")
+    d.args = [sys.executable, "-c", ACTIVATE, *d.args]
+    with d:
+        with Raw(d.port) as s:
+            for _ in range(3):
+                s.send(request("POST", "/v1/completions", SHORT))
+                assert s.answer()[0] == 200
+        with open(os.path.join(SRC, "systemd/dcpd-http.socket")) as f:
+            assert "FileDescriptorName=dcpd-http\n" in f.read()
+
+
 def a_port_in_use_ends_the_start(_):
     with Configured({}, *NULL) as d:
         for where, word in ((f"127.0.0.1:{d.port}", "in use"),
@@ -542,4 +568,5 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         keep_alive_holds, the_request_id_comes_back, cors_is_off,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
         connections_are_capped, bodies_are_bounded_in_all, a_full_queue_is_503,
-        listens_on_a_unix_socket_too, a_port_in_use_ends_the_start)
+        listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
+        a_port_in_use_ends_the_start)
