@@ -28,7 +28,7 @@ LAYOUTS = [["--tp", 8], ["--tp", 8, "--dcp-size", 8]]
 CASES = [(s, e) for s in STATES for e in ENDS if (s, e) != ("forked", "exec")]
 EACH = -(-10000 // (len(CASES) * len(LAYOUTS))) if LONG else 4
 BOUND_S = 20.       # for all to be given back; a busy machine's
-STALL_MS = 1000.    # for a round trip of the honest client, likewise
+STALL_MS = 3000.    # for a round trip of the honest client, likewise
 
 
 class Admin:
@@ -56,6 +56,17 @@ def holdings(pid):
                 sum("memfd:dcpd-" in line for line in f))
 
 
+def settled(pid):
+    """holdings when they stay: those of a set-up are given away at its end."""
+    was, same = None, 0
+    while same < 20:
+        now = holdings(pid)
+        same = same + 1 if now == was else 0
+        was = now
+        time.sleep(0.01)
+    return was
+
+
 class Matrix:
     def __init__(self, d):
         self.d, self.pid = d, d.p.pid
@@ -63,9 +74,10 @@ class Matrix:
         self.witness = subprocess.Popen(
             [f"{BUILD}/tests/hostile/witness", d.socket, str(self.pid)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.seen()
+        while self.seen() == 0:             # until it is served
+            time.sleep(0.01)
         self.rounds, self.worst, self.slowest = 0, 0., 0.
-        self.base = holdings(self.pid)
+        self.base = settled(self.pid)
 
     def end(self):
         self.admin.close()
