@@ -108,11 +108,15 @@ worker(void *arg)
 static int
 start_threads(struct dcpd_textpool *p, unsigned threads)
 {
-	sigset_t all, old;
+	/* Those of a crash, blocked, would end the process without a report. */
+	static const int own[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT };
+	sigset_t set, old;
 	int rc = 0;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
+	sigfillset(&set);
+	for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+		sigdelset(&set, own[i]);
+	pthread_sigmask(SIG_SETMASK, &set, &old);
 	while (p->n < threads && rc == 0) {
 		rc = pthread_create(&p->thread[p->n], NULL, worker, p);
 		if (rc == 0)

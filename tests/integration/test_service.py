@@ -271,6 +271,23 @@ def a_crash_leaves_a_report():
                 assert "step_main" in names or "??" in names, names
 
 
+def so_does_one_of_any_thread():
+    """Those that read what clients send above all."""
+    for name in ("http", "dcpd-text"):
+        d = HttpDaemon("--engine", "null")
+        os.mkdir(d.dir + "/state")
+        d.args += ["--state-dir", d.dir + "/state"]
+        with d:
+            task = [int(p.split("/")[4])
+                    for p in glob.glob(f"/proc/{d.p.pid}/task/*/comm")
+                    if open(p).read().strip() == name][0]
+            assert ctypes.CDLL(None, use_errno=True).syscall(
+                234, d.p.pid, task, int(signal.SIGSEGV)) == 0     # tgkill
+            assert d.p.wait(30) == -signal.SIGSEGV
+            with open(reports(d)[-1]) as f:
+                assert f"thread: {name}, {task}\n" in f.read()
+
+
 def an_engine_that_fails_leaves_a_report():
     d = Daemon("--engine", "null", "--null-fail-after", 20)
     os.mkdir(d.dir + "/state")
@@ -364,6 +381,7 @@ CASES = [
     a_check_that_waits_does_not_hide_the_end, a_long_step_is_stuck,
     a_client_that_does_not_read_is_not_a_stuck_daemon,
     a_rank_thread_that_stops_is_named, a_crash_leaves_a_report,
+    so_does_one_of_any_thread,
     an_engine_that_fails_leaves_a_report, no_state_folder_is_a_mistake,
 ]
 

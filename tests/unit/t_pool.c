@@ -141,7 +141,7 @@ START_TEST(jobs_may_post_jobs_even_while_stopping)
 }
 END_TEST
 
-static atomic_bool blocked;
+static atomic_bool blocked, crash_blocked;
 
 static void
 look_at_mask(struct dcpd_job *job)
@@ -151,6 +151,8 @@ look_at_mask(struct dcpd_job *job)
 	(void)job;
 	pthread_sigmask(SIG_SETMASK, NULL, &set);
 	atomic_store(&blocked, sigismember(&set, SIGTERM) == 1);
+	atomic_store(&crash_blocked, sigismember(&set, SIGSEGV) == 1 ||
+	    sigismember(&set, SIGABRT) == 1);
 }
 
 START_TEST(signals_stay_with_the_main_thread)
@@ -162,6 +164,7 @@ START_TEST(signals_stay_with_the_main_thread)
 	dcpd_textpool_post(pool, 1, &job);
 	dcpd_textpool_stop(pool);
 	ck_assert(atomic_load(&blocked));
+	ck_assert(!atomic_load(&crash_blocked));
 	pthread_sigmask(SIG_SETMASK, NULL, &set);
 	ck_assert_int_eq(sigismember(&set, SIGTERM), 0);
 }
