@@ -87,7 +87,7 @@ static void
 on_wake(evutil_socket_t fd, short what, void *arg)
 {
 	struct plugin *p = arg;
-	struct http_config *fresh, old;
+	struct http_config *fresh;
 	uint64_t n;
 	bool stop;
 
@@ -100,10 +100,9 @@ on_wake(evutil_socket_t fd, short what, void *arg)
 	stop = p->stop;
 	pthread_mutex_unlock(&p->lock);
 	if (fresh != NULL) {
-		old = p->http.cfg;
-		p->http.cfg = *fresh;
+		http_config_swap(&p->http.cfg, fresh);
+		http_config_free(fresh);
 		free(fresh);
-		http_config_free(&old);
 	}
 	if (stop) {
 		server_no_more(p->http.server);
@@ -271,7 +270,7 @@ reload(void *self, const char *config, char **why)
 		free(fresh);
 		return rc;
 	}
-	/* These two never change, so that this thread may read them. */
+	/* The event thread leaves these two alone (http_config_swap). */
 	a = p->http.cfg.served_model_name;
 	b = fresh->served_model_name;
 	if (!http_config_same_sockets(&p->http.cfg, fresh))

@@ -307,6 +307,26 @@ http_config_same_sockets(const struct http_config *a,
 }
 
 void
+http_config_swap(struct http_config *a, struct http_config *b)
+{
+#define SWAP(field) do {						\
+	__typeof__(a->field) was = a->field;				\
+	a->field = b->field;						\
+	b->field = was;							\
+} while (0)
+	SWAP(api_key);
+	SWAP(n_api_key);
+	SWAP(cors_origin);
+	SWAP(max_connections);
+	SWAP(max_input);
+	SWAP(head_timeout);
+	SWAP(idle_timeout);
+	SWAP(stuck_timeout);
+	SWAP(metrics_compat);
+#undef SWAP
+}
+
+void
 http_config_free(struct http_config *c)
 {
 	size_t i;
