@@ -45,6 +45,7 @@ gen_free(struct gen *g)
 	free(g->choice);
 	input_free(g->input);
 	free(g->options);
+	free(g->model);
 	params_free(&g->p);
 	if (g->style->free != NULL)
 		g->style->free(g->arg);
@@ -426,7 +427,8 @@ gen_start(struct call *call, const struct gen_style *style, struct params *p,
 	g->engine = e;
 	g->created = (int64_t)time(NULL);
 	g->t_start = http_now();
-	g->model = engine_model(e);
+	/* Its own: an answer may outlive the connection, and the name. */
+	g->model = strdup(engine_model(e));
 	g->n_prompts = n_prompts;
 	TAILQ_INSERT_TAIL(engine_gens(e), g, link);
 	random_id(g->id, sizeof g->id, style->id_prefix != NULL ?
@@ -438,7 +440,7 @@ gen_start(struct call *call, const struct gen_style *style, struct params *p,
 		    "than 1024 answers: send fewer at once");
 	} else {
 		g->n_choices = n_prompts * g->p.n;
-		if (make_choices(g) != 0 ||
+		if (g->model == NULL || make_choices(g) != 0 ||
 		    take_input(g, prompts, n_prompts) != 0)
 			fail(g, 503, "out_of_memory", "no memory");
 	}

@@ -303,7 +303,7 @@ struct gen {
 	void *arg;			/* the API's own */
 	char id[48];
 	int64_t created;		/* seconds since 1970 */
-	const char *model;		/* served name */
+	char *model;			/* served name */
 	struct choice *choice;
 	uint32_t n_choices, n_prompts;
 	/* generate.c's */
