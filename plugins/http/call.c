@@ -71,6 +71,7 @@ call_json(struct call *call)
 	}
 	/* U+0000 is a character like others; field_string refuses it. */
 	call->json = json_loadb(s, n, JSON_ALLOW_NUL, &e);
+	server_drop_body(call);
 	if (call->json == NULL) {
 		call_error(call, 400, NULL, "invalid_json", "the body is not "
 		    "JSON: %s, line %d, column %d (byte %d)", e.text, e.line,
@@ -83,6 +84,14 @@ call_json(struct call *call)
 		return NULL;
 	}
 	return call->json;
+}
+
+void
+call_forget_body(struct call *call)
+{
+	json_decref(call->json);
+	call->json = NULL;
+	server_forget_body(call);
 }
 
 /* --- answers ----------------------------------------------------------- */

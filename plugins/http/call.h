@@ -50,6 +50,8 @@ const char *server_method(const struct call *);
 const char *server_header(const struct call *, const char *name);
 const char *server_query(struct call *, const char *key);
 const char *server_body(const struct call *, size_t *len);
+void server_drop_body(struct call *);		/* it was parsed */
+void server_forget_body(struct call *);		/* and is needed no longer */
 void server_set_header(struct call *, const char *name, const char *value);
 void server_reply(struct call *, int status, const char *body, size_t len);
 void server_stream_begin(struct call *, int status);

@@ -156,7 +156,7 @@ text_of(struct choice *c, const struct dcp_event *ev, bool *begins)
 int
 choice_take(struct choice *c, const struct dcp_event *ev, bool *begins)
 {
-	bool keep = !c->gen->p.stream || c->gen->style->flags & GEN_KEEP ||
+	bool keep = !c->gen->p.stream ||
 	    ev->channel == DCP_CH_TOOL_NAME || ev->channel == DCP_CH_PROMPT;
 	bool prompt = ev->channel == DCP_CH_PROMPT;
 	struct text *t = text_of(c, ev, begins);

@@ -330,6 +330,15 @@ submit(struct gen *g)
 	}
 	input_free(g->input);
 	g->input = NULL;
+	if (g->finished)
+		return;
+	/* What was asked is the engine's now. */
+	free(g->options);
+	g->options = NULL;
+	g->p.r.stop = NULL;
+	g->p.r.n_stop = 0;
+	if (!(g->style->flags & GEN_BODY))
+		call_forget_body(g->call);
 }
 
 void
@@ -383,6 +392,9 @@ take_input(struct gen *g, const struct gen_prompt *prompts, uint32_t n)
 		if (g->options == NULL)
 			return -ENOMEM;
 	}
+	/* It shares values with the body. */
+	json_decref(g->p.options);
+	g->p.options = NULL;
 	return 0;
 }
 

@@ -52,7 +52,7 @@ struct http_config {
 	char *cors_origin;		/* NULL: off; "*" or one origin */
 	char *served_model_name;	/* NULL: the daemon's model name */
 	uint32_t max_connections;
-	uint64_t max_input;		/* bytes of requests coming in */
+	uint64_t max_input;		/* bytes of requests in memory */
 	double head_timeout;		/* s, a head from its first byte */
 	double idle_timeout;		/* s, between requests or body bytes */
 	double stuck_timeout;		/* s, with nothing taken of an answer */
@@ -105,8 +105,13 @@ const char *call_rest(const struct call *);	/* ROUTE_PREFIX: behind it */
 const char *call_header(const struct call *, const char *name);
 const char *call_query(struct call *, const char *key);	/* NULL: not there */
 const char *call_body(const struct call *, size_t *len);
-/* The body, a JSON object, borrowed until the answer. NULL: 400 is out. */
+/*
+ * The body, a JSON object, borrowed until the answer or call_forget_body. NULL:
+ * 400 is out.
+ */
 json_t *call_json(struct call *);
+/* Nobody asks for it any more: many times its text's bytes become free. */
+void call_forget_body(struct call *);
 
 void call_reply(struct call *, int status, const char *content_type,
     const char *body, size_t len);
@@ -242,7 +247,7 @@ struct gen_call {		/* one tool call */
 	struct text name, args;
 };
 
-/* One answer. Text is gathered unless it streams without GEN_KEEP. */
+/* One answer. Text is gathered unless it streams. */
 struct choice {
 	struct ereq ereq;		/* generate.c's; the first member */
 	struct gen *gen;
@@ -274,7 +279,7 @@ struct gen_delta {
 };
 
 enum {
-	GEN_KEEP = 1 << 0,	/* gather text in streams too */
+	GEN_BODY = 1 << 0,	/* call_json is asked for until the end */
 };
 
 /* How an API tells it. Functions may be NULL, but for whole. */

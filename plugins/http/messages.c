@@ -321,6 +321,7 @@ stream_free(void *arg)
 }
 
 static const struct gen_style style = {
+	.flags = GEN_BODY,
 	.id_prefix = "msg_",
 	.begin = begin,
 	.delta = delta,

@@ -639,6 +639,7 @@ stream_free(void *arg)
 }
 
 static const struct gen_style style = {
+	.flags = GEN_BODY,
 	.id_prefix = "resp_",
 	.begin = begin,
 	.delta = delta,

@@ -54,7 +54,7 @@ struct conn {
 	double since;		/* of the state; BODY: of the last byte */
 	double t_progress;	/* the client last took a byte */
 	bool line_empty;	/* scan: no byte since the last newline */
-	size_t held;		/* bytes of a request that is not all here */
+	size_t held;		/* bytes of its request, until they are freed */
 	bool spare;		/* above the cap */
 	bool broken;		/* to be dropped by the next tick */
 	bool reworded;		/* evhttp's last words are replaced */
@@ -163,20 +163,27 @@ reword(struct evbuffer *out)
 
 /* --- connections ------------------------------------------------------- */
 
+/* Its request's bytes are in memory no longer. */
+static void
+let_go(struct conn *c)
+{
+	c->server->held -= c->held;
+	c->held = 0;
+}
+
 static void
 enter(struct conn *c, enum state state)
 {
 	c->state = state;
 	c->since = http_now();
-	if (state == C_IDLE || state == C_BUSY) {
-		c->server->held -= c->held;
-		c->held = 0;
-	}
+	if (state == C_IDLE || state == C_WRITING)
+		let_go(c);
 }
 
 /*
- * Bodies come in before anything is known of who sends them, so that what they
- * take in all is bounded, too. The last straw is dropped by the next tick.
+ * Bodies come in before anything is known of who sends them, and some stay
+ * until their answer is out, so that what they take in all is bounded, too. The
+ * last straw is dropped by the next tick.
  */
 static void
 hold(struct conn *c, size_t n)
@@ -189,8 +196,8 @@ hold(struct conn *c, size_t n)
 	s->held += n;
 	if (s->held <= s->http->cfg.max_input || c->broken)
 		return;
-	http_log(s->http, LOG_WARNING, "requests of %llu bytes come in at "
-	    "once, more than max_input: one is dropped",
+	http_log(s->http, LOG_WARNING, "requests of %llu bytes are in memory "
+	    "at once, more than max_input: one is dropped",
 	    (unsigned long long)s->held);
 	c->broken = true;
 	bufferevent_disable(c->bev, EV_READ);
@@ -590,6 +597,21 @@ server_body(const struct call *call, size_t *len)
 
 	*len = evbuffer_get_length(in);
 	return *len > 0 ? (const char *)evbuffer_pullup(in, -1) : "";
+}
+
+void
+server_drop_body(struct call *call)
+{
+	struct evbuffer *in = evhttp_request_get_input_buffer(call->req);
+
+	evbuffer_drain(in, evbuffer_get_length(in));
+}
+
+void
+server_forget_body(struct call *call)
+{
+	if (call->conn != NULL)
+		let_go(call->conn);
 }
 
 void

@@ -460,6 +460,39 @@ def bodies_are_bounded_in_all(_):
             assert d.ask("POST", "/v1/completions", big)[0] == 200
 
 
+def so_are_those_that_are_kept(_):
+    """A body that its answer needs is counted until that is out, no other."""
+    pad = {"pad": "x" * (24 << 20), "stream": True}
+    chat = {"model": "m", "max_tokens": 100000, "messages": [
+        {"role": "user", "content": "a"}], **pad}
+    with Configured({"max_input": 64 << 20}, *NULL,
+                    "--null-step-us", 20000) as d:
+        socks = []
+        for _ in range(3):
+            socks.append(Raw(d.port))
+            socks[-1].send(request("POST", "/v1/completions",
+                                   dict(FOREVER, **pad)))
+            assert socks[-1].head()[0] == 200
+        for _ in range(2):
+            socks.append(Raw(d.port))
+            socks[-1].send(request("POST", "/v1/messages", chat))
+            assert socks[-1].head()[0] == 200
+        assert live(d) == 5
+        with Raw(d.port) as s:
+            try:
+                s.send(request("POST", "/v1/messages", chat))
+                s.head()
+                raise AssertionError("a third one is kept")
+            except (Closed, OSError):
+                pass
+        for s in socks:
+            s.close()
+        suite.until(lambda: live(d) == 0, "they run on")
+        with Raw(d.port) as s:
+            s.send(request("POST", "/v1/messages", chat))
+            assert s.head()[0] == 200
+
+
 def a_full_queue_is_503(_):
     """CASES 24: ten times too much is refused at once; who is in, is served."""
     with Configured({}, *NULL, "--max-running-requests", 2, "--queue-max", 4,
@@ -567,6 +600,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         an_old_client_gets_a_stream_that_ends, silence_is_filled,
         keep_alive_holds, the_request_id_comes_back, cors_is_off,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
-        connections_are_capped, bodies_are_bounded_in_all, a_full_queue_is_503,
+        connections_are_capped, bodies_are_bounded_in_all,
+        so_are_those_that_are_kept, a_full_queue_is_503,
         listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
         a_port_in_use_ends_the_start)
