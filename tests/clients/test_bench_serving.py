@@ -37,7 +37,7 @@ def bench(d, backend, *args):
              "--random-output-len", str(LENGTH), "--random-range-ratio", "1",
              "--max-concurrency", "16", "--output-file", out,
              "--output-details", *args],
-            capture_output=True, text=True, timeout=300, cwd=tmp,
+            capture_output=True, text=True, timeout=1200, cwd=tmp,
             env=dict(os.environ, HF_HUB_OFFLINE="1", TQDM_DISABLE="1"))
         assert r.returncode == 0, r.stdout[-3000:] + r.stderr[-3000:]
         with open(out) as f:
