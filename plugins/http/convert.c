@@ -21,6 +21,8 @@ convert_begin(struct convert *c, struct call *call)
 void
 convert_free(struct convert *c)
 {
+	text_free(&c->answer);
+	text_free(&c->reasoning);
 	json_decref(c->messages);
 	*c = (struct convert){ 0 };
 }
@@ -32,12 +34,29 @@ append(struct convert *c, json_t *message)
 		c->failed = true;
 }
 
+/* The assistant's turn is over, if one is open. */
+static void
+close_turn(struct convert *c)
+{
+	if (c->turn == NULL)
+		return;
+	if (c->answer.len > 0 && json_object_set_new(c->turn, "content",
+	    text_json(&c->answer)) != 0)
+		c->failed = true;
+	if (c->reasoning.len > 0 && json_object_set_new(c->turn,
+	    "reasoning_content", text_json(&c->reasoning)) != 0)
+		c->failed = true;
+	text_free(&c->answer);
+	text_free(&c->reasoning);
+	c->turn = NULL;
+}
+
 void
 convert_say(struct convert *c, const char *role, const struct text *t)
 {
+	close_turn(c);
 	append(c, json_pack("{s:s, s:o}", "role", role, "content",
 	    text_json(t)));
-	c->turn = NULL;
 }
 
 /* The assistant's open turn, or a new one. */
@@ -53,20 +72,16 @@ turn(struct convert *c)
 	return c->turn;
 }
 
-/* Behind what the turn already has under this key. */
+/*
+ * A turn may come in a million parts: what they say is gathered, and becomes a
+ * JSON string once.
+ */
 static void
-extend(struct convert *c, const char *key, const struct text *t)
+extend(struct convert *c, struct text *all, const struct text *t)
 {
-	const char *old = json_string_value(json_object_get(turn(c), key));
-	struct text all = { 0 };
-
-	if (old != NULL && text_add(&all, old, strlen(old)) != 0)
+	(void)turn(c);
+	if (t->len > 0 && text_add(all, t->s, t->len) != 0)
 		c->failed = true;
-	if (t->len > 0 && text_add(&all, t->s, t->len) != 0)
-		c->failed = true;
-	if (json_object_set_new(c->turn, key, text_json(&all)) != 0)
-		c->failed = true;
-	text_free(&all);
 }
 
 void
@@ -74,18 +89,18 @@ convert_answer(struct convert *c, const struct text *t)
 {
 	/* Text after calls is the next turn's: the template puts it first. */
 	if (json_object_get(turn(c), "tool_calls") != NULL)
-		c->turn = NULL;
-	extend(c, "content", t);
+		close_turn(c);
+	extend(c, &c->answer, t);
 }
 
 void
 convert_reasoning(struct convert *c, const struct text *t)
 {
 	/* It opens a turn, unless it goes on with reasoning. */
-	if (json_string_length(json_object_get(turn(c), "content")) > 0 ||
-	    json_object_get(c->turn, "tool_calls") != NULL)
-		c->turn = NULL;
-	extend(c, "reasoning_content", t);
+	if (c->answer.len > 0 ||
+	    json_object_get(turn(c), "tool_calls") != NULL)
+		close_turn(c);
+	extend(c, &c->reasoning, t);
 }
 
 void
@@ -111,9 +126,9 @@ convert_call(struct convert *c, const char *id, const char *name,
 void
 convert_result(struct convert *c, const char *id, const struct text *t)
 {
+	close_turn(c);
 	append(c, json_pack("{s:s, s:s, s:o}", "role", "tool", "tool_call_id",
 	    id, "content", text_json(t)));
-	c->turn = NULL;
 }
 
 struct text
@@ -192,6 +207,7 @@ convert_tool(const char *name, const json_t *description,
 int
 convert_end(struct convert *c, struct params *p, char **input)
 {
+	close_turn(c);
 	*input = c->failed ? NULL : json_dumps(c->messages, JSON_COMPACT);
 	if (*input == NULL) {
 		call_error(c->call, 500, NULL, "out_of_memory",

@@ -13,6 +13,8 @@ struct convert {
 	struct call *call;
 	json_t *messages;	/* array */
 	json_t *turn;		/* the assistant's, still open; borrowed */
+	/* What it says so far; it gets them when it is closed. */
+	struct text answer, reasoning;
 	bool failed;		/* no memory; convert_end says so */
 };
 

@@ -493,6 +493,21 @@ def so_are_those_that_are_kept(_):
             assert s.head()[0] == 200
 
 
+def a_turn_of_many_parts_is_read_at_once(d):
+    """Else one request would hold up all others, and the watchdog."""
+    def count(content, *more):
+        status, _, body = d.ask("POST", "/v1/messages/count_tokens", {
+            "model": "m", "messages": [
+                {"role": "assistant", "content": content}, *more]})
+        return status, json.loads(body)
+
+    part, user = {"type": "text", "text": "so "}, {"role": "user",
+                                                   "content": "a"}
+    assert count([part] * 2000, user) == count("so " * 2000, user)
+    status, said = count([part] * 600000)
+    assert status == 400 and "the last message is" in said["error"]["message"]
+
+
 def a_full_queue_is_503(_):
     """CASES 24: ten times too much is refused at once; who is in, is served."""
     with Configured({}, *NULL, "--max-running-requests", 2, "--queue-max", 4,
@@ -601,6 +616,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         keep_alive_holds, the_request_id_comes_back, cors_is_off,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
         connections_are_capped, bodies_are_bounded_in_all,
-        so_are_those_that_are_kept, a_full_queue_is_503,
+        so_are_those_that_are_kept,
+        a_turn_of_many_parts_is_read_at_once, a_full_queue_is_503,
         listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
         a_port_in_use_ends_the_start)
