@@ -279,6 +279,7 @@ static int
 constrain(struct req *r)
 {
 	struct dcpd_sched *s = r->s;
+	uint32_t before = r->n_gram;
 	int rc = 0;
 
 	for (uint32_t i = 0; i < r->work.n && rc == 0; i++) {
@@ -287,6 +288,9 @@ constrain(struct req *r)
 		rc = dcpd_gram_push(r->gram, r->work.v[i].token);
 		r->n_gram++;
 	}
+	/* The mask that is there holds, and the step may be reading it. */
+	if (rc == 0 && r->n_gram == before)
+		return 0;
 	if (rc == 0)
 		rc = dcpd_gram_mask(r->gram, r->mask);
 	if (rc < 0)
