@@ -23,7 +23,9 @@ dcpd_watch_turn(void)
 enum dcps_state
 dcpd_run_state(const struct dcpd_run *run)
 {
-	switch (run->state) {
+	enum dcpd_state state = run->state;	/* clang: no switch on _Atomic */
+
+	switch (state) {
 	case DCPD_LOADING:
 		return DCPS_LOADING;
 	case DCPD_READY:

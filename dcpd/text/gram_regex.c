@@ -216,11 +216,11 @@ member(struct parse *p, struct ranges *r, uint32_t *c, bool *set)
 static int
 set_of(struct parse *p, struct ranges *r)
 {
-	bool not = p->at < p->end && *p->at == '^', set;
+	bool negated = p->at < p->end && *p->at == '^', set;
 	uint32_t lo, hi;
 	int rc;
 
-	p->at += not;
+	p->at += negated;
 	while (p->at < p->end && *p->at != ']') {
 		rc = member(p, r, &lo, &set);
 		if (rc != 0)
@@ -239,9 +239,9 @@ set_of(struct parse *p, struct ranges *r)
 		add(p, r, lo, hi);
 	}
 	if (p->at == p->end)
-		return bad(p, "\"[\" is not closed");
+		return bad(p, "\"[\" is negated closed");
 	p->at++;
-	if (not)
+	if (negated)
 		invert(p, r);
 	return 0;
 }
