@@ -341,7 +341,8 @@ ask(struct frame *f, bool quiet)
 		return rc;
 	/* While it loads or ends there are none to be had. */
 	if (json_object_get(f->status, "answers") == NULL)
-		ctl_admin(json_pack("{s:s}", "cmd", "requests"), true, &f->requests);
+		ctl_admin(json_pack("{s:s}", "cmd", "requests"), true,
+		    &f->requests);
 	if (f->requests == NULL)
 		f->requests = json_array();
 	return CTL_OK;

@@ -290,7 +290,8 @@ check_refs(const struct dcpd_sched *s, uint32_t *refs, struct dcpd_err *err)
 		/* One more where the cache has it. */
 		if (n != refs[i] && n != refs[i] + 1)
 			return dcpd_fail(err, -EUCLEAN, "page %u has %u "
-			    "references, %u requests and pins hold it", i, n, refs[i]);
+			    "references, %u requests and pins hold it", i, n,
+			    refs[i]);
 		idle += refs[i] == 0 && n == 1;
 		refs[i] = n - refs[i];
 	}

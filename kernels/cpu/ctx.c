@@ -410,7 +410,8 @@ cpu_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
 	c->gather_layer = UINT32_MAX;
 	c->p = dcpc_prims_pick();
 	if ((rc = copy_token_ok(c)) == 0 && (rc = take_memory(c)) == 0 &&
-	    (rc = dcpc_host_open(c)) == 0 && (rc = make_groups(c)) == 0 && (rc = dcpc_weights_alloc(c)) == 0)
+	    (rc = dcpc_host_open(c)) == 0 && (rc = make_groups(c)) == 0 &&
+	    (rc = dcpc_weights_alloc(c)) == 0)
 		rc = dcpc_workers_new(c->threads, &c->workers);
 	if (rc == 0) {
 		*out = c;

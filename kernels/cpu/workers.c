@@ -111,7 +111,6 @@ worker(void *arg)
 {
 	struct start s = *(struct start *)arg;
 	uint32_t seen = 0;
-
 	char name[16];
 
 	free(arg);
