@@ -23,12 +23,8 @@ struct call {
 	const struct call_ops *ops;
 	void *arg;
 	bool streaming;
-	bool handled;			/* the handler was called */
-	bool answered;
 	bool full;			/* unread passed HTTP_OUTPUT_STOP */
 	double t_write;			/* last write to the stream, s */
-	double t_progress;		/* the client last took a byte, s */
-	TAILQ_ENTRY(call) link;
 };
 
 struct server_status {
@@ -39,7 +35,7 @@ struct server_status {
 /* A listening socket each; a failure says which and why. */
 int server_new(struct http *, struct server **, char **why);
 void server_free(struct server *);
-void server_tick(struct server *);		/* once a second */
+void server_tick(struct server *);		/* twice a second */
 void server_no_more(struct server *);		/* stop listening */
 bool server_has_output(const struct server *);	/* bytes wait for clients */
 struct server_status server_status(const struct server *);

@@ -507,7 +507,7 @@ call_new(struct conn *c, struct evhttp_request *req)
 	call->http = c->server->http;
 	call->conn = c;
 	call->req = req;
-	call->t_write = call->t_progress = http_now();
+	call->t_write = http_now();
 	return call;
 }
 
