@@ -308,7 +308,13 @@ submit_locked(struct dcp *d, const struct dcp_request *r,
 		.op = DCPR_OP_SUBMIT, .id = *id, .user_data = r->user_data,
 		.off = off, .len = (uint32_t)size,
 	};
-	return publish(d);
+	/*
+	 * From here on the daemon may have taken it and sent events, even if
+	 * it is found gone now: a failure would let the caller free what
+	 * those events name. dcp_next says -EPIPE after them.
+	 */
+	(void)publish(d);
+	return 0;
 }
 
 int

@@ -48,7 +48,9 @@ class Place:
         if not os.path.exists(self.report):
             return []
         with open(self.report) as f:
-            return f.read().splitlines()
+            text = f.read()
+        # The last line may be under way.
+        return text[:text.rfind("\n") + 1].splitlines()
 
     def daemon(self, *args, plugins=None, **more):
         if os.path.exists(self.report):

@@ -22,7 +22,8 @@ FLAGS = ["--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "--cgroup",
          "--kill-child"]
 
 # A root of the machine's /usr, the staged installation, and little else. No
-# journal and no udev: only targets are taken over.
+# journal and no udev: only targets are taken over. /usr is read-only: ldconfig
+# would remove its links into /etc/alternatives, which is not there.
 BOOT = r"""set -e
 R=$1 STAGE=$2
 mount --make-rprivate /
@@ -31,6 +32,7 @@ cd "$R"
 mkdir usr etc proc sys dev run tmp var var/lib var/log root units
 chmod 1777 tmp
 mount --rbind /usr usr
+mount -o remount,bind,ro usr
 mount --bind "$STAGE%(prefix)s" usr/local
 for l in bin sbin lib lib64; do ln -s usr/$l $l; done
 mount -t proc proc proc
@@ -47,7 +49,7 @@ cp usr/lib/systemd/system/*.target units/
 mount --bind units usr/lib/systemd/system
 mkdir -p etc/systemd/system
 printf '[Unit]\nDescription=test\n' >etc/systemd/system/test.target
-chroot . ldconfig
+chroot . ldconfig -X
 chroot . systemd-sysusers %(prefix)s/lib/sysusers.d/dcpd.conf
 chroot . setpriv --reuid 1 --clear-groups true
 exec env -i container=test PATH=/usr/sbin:/usr/bin chroot . %(systemd)s \
