@@ -36,24 +36,30 @@ submit(const struct fk_req *q)
 	return id;
 }
 
+/* How many requests are live, and how many of them with the text workers. */
+static inline unsigned
+count_live(unsigned *text)
+{
+	json_t *list = dcpd_sched_requests(F.s), *o;
+	unsigned live = (unsigned)json_array_size(list);
+	size_t i;
+
+	*text = 0;
+	json_array_foreach(list, i, o)
+		*text += strcmp(json_string_value(json_object_get(o,
+		    "state")), "text") == 0;
+	json_decref(list);
+	return live;
+}
+
 /* Until n requests are live and none of them is with the text workers. */
 static inline void
 wait_encoded(unsigned n)
 {
-	unsigned live = 0, text = 1;
+	unsigned text;
 
-	while (live < n || text > 0) {
-		json_t *list = dcpd_sched_requests(F.s), *o;
-		size_t i;
-
-		live = (unsigned)json_array_size(list);
-		text = 0;
-		json_array_foreach(list, i, o)
-			text += strcmp(json_string_value(json_object_get(o,
-			    "state")), "text") == 0;
-		json_decref(list);
+	while (count_live(&text) < n || text > 0)
 		usleep(100);
-	}
 }
 
 #endif
