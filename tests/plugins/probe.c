@@ -69,10 +69,16 @@ report(const struct probe *p, const char *line)
 	int fd = path == NULL ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND |
 	    O_CLOEXEC, 0600);
 
-	if (fd >= 0) {
-		dprintf(fd, "%s\n", line);
+	char *whole = NULL;
+	int n = fd < 0 ? -1 : asprintf(&whole, "%s\n", line);
+
+	/* One write a line: other threads append to the same file. */
+	if (n > 0 && write(fd, whole, n) != n)
+		p->host->log(p->host->ctx, LOG_ERR, "the report is short");
+	if (n > 0)
+		free(whole);
+	if (fd >= 0)
 		close(fd);
-	}
 }
 
 /* Does the configuration say that this call fails? */
