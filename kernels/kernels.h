@@ -223,6 +223,7 @@ enum {
 				   products as the GPU will */
 	DCPK_KEEP_SELECT = 2,	/* keep selections for peek (tests) */
 	DCPK_GUARD = 4,		/* guard bytes round pools, see check() */
+	DCPK_FP8_WEIGHTS = 8,	/* CUDA: FP8 weights stay FP8, see keep.h */
 };
 
 struct dcpk_setup {

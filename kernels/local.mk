@@ -1,5 +1,5 @@
 # kernels/cpu: the operations; the arithmetic is in kernels/cpu/local.mk
-libdcpd_a_SOURCES += kernels/kernels.h kernels/layout.h \
+libdcpd_a_SOURCES += kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/cpu/ctx.h kernels/cpu/ctx.c kernels/cpu/host.c \
 	kernels/cpu/workers.h kernels/cpu/workers.c \
 	kernels/cpu/weights.c kernels/cpu/product.c kernels/cpu/attn_in.c \

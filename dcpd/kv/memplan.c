@@ -149,7 +149,8 @@ fixed_bytes(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 		for (r = 0; r < topo->world; r++)
 			p->rank[r].workspace = estimate_workspace(in, topo);
 	}
-	rc = dcpd_weights_bytes(in->cfg, topo, in->device, p->rank);
+	rc = dcpd_weights_bytes(in->cfg, topo, in->device, in->flags,
+	    p->rank);
 	return rc == 0 ? 0 : dcpd_fail(err, rc, "--device %s: no such device",
 	    in->device);
 }

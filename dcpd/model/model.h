@@ -51,10 +51,12 @@ int dcpd_weights_load(const char *dir, const struct dcpd_model_config *,
 
 /*
  * Bytes that the weights will take, from shapes and config alone: the
- * weights* fields of bytes[world], the others untouched.
+ * weights* fields of bytes[world], the others untouched. flags: DCPK_*, as the
+ * backend will be opened with.
  */
 int dcpd_weights_bytes(const struct dcpd_model_config *,
-    const struct dcpk_topo *, const char *device, struct dcpk_bytes *);
+    const struct dcpk_topo *, const char *device, uint32_t flags,
+    struct dcpk_bytes *);
 
 /*
  * Walk one step on the backend; see kernels.h. attend_ns, unless NULL: the time

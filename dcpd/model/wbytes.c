@@ -2,8 +2,8 @@
  * Bytes that the weights will take on each rank, before any is loaded. Pure,
  * any thread. A mirror of what the backends keep: the CPU keeps bf16 matrices
  * as they are, everything else as f32, and one copy of what several ranks
- * share (charged to the lowest of them); CUDA keeps the stored format, a copy
- * on each rank.
+ * share (charged to the lowest of them); CUDA keeps a copy on each rank, in the
+ * forms of kernels/keep.h.
  */
 #include "config.h"
 
@@ -12,22 +12,42 @@
 
 #include "dcpd/model/quant.h"
 #include "dcpd/model/tensors.h"
+#include "kernels/keep.h"
 
 struct count {
 	const struct dcpd_model_config *cfg;
 	const struct dcpk_topo *topo;
 	bool cpu;
+	uint32_t flags;			/* as in struct dcpk_setup */
 	struct dcpk_bytes *out;
 };
 
+/* The module's part; struct dcpd_slice is the whole slice that a rank keeps. */
+static uint64_t
+cuda_bytes(const struct count *c, uint32_t layer, enum dcpk_tensor t,
+    const struct dcpd_wform *f, const struct dcpd_slice *s)
+{
+	uint64_t n = s->n1 - s->n0, k = s->k1 - s->k0;
+
+	if (layer >= c->cfg->m.layers)
+		return 0;
+	if (dcpk_keeps_f32(t))
+		return n * k * 4;
+	if (dcpk_keeps_fp8(c->flags, t, f->fmt, f->block_n, f->block_k, s->n0,
+	    s->n1, s->k0, s->k1))
+		return dcpk_fp8_bytes(n, k);
+	return n * k * 2;
+}
+
 static uint64_t
 kept_bytes(const struct count *c, uint32_t layer, enum dcpk_tensor t,
-    uint32_t expert, uint64_t n, uint64_t k)
+    uint32_t expert, const struct dcpd_slice *s)
 {
 	struct dcpd_wform f = dcpd_quant_form(c->cfg, layer, t, expert);
+	uint64_t n = s->n1 - s->n0, k = s->k1 - s->k0;
 
 	if (!c->cpu)
-		return dcpd_wform_bytes(&f, n, k);
+		return cuda_bytes(c, layer, t, &f, s);
 	if (dcpd_tensor_is_vector(t) || t == DCPK_T_ROUTER ||
 	    f.fmt != DCPK_W_BF16)
 		return n * k * 4;
@@ -65,8 +85,7 @@ count_tensor(void *arg, uint32_t layer, enum dcpk_tensor t, uint32_t expert)
 	dcpd_tensor_shape(&c->cfg->m, t, &n, &k);
 	n_slices = dcpd_slices(&c->cfg->m, c->topo, t, n, k, s);
 	for (i = 0; i < n_slices; i++) {
-		uint64_t bytes = kept_bytes(c, layer, t, expert,
-		    s[i].n1 - s[i].n0, s[i].k1 - s[i].k0);
+		uint64_t bytes = kept_bytes(c, layer, t, expert, &s[i]);
 
 		for (left = s[i].ranks; left != 0; left &= left - 1) {
 			r = (uint32_t)__builtin_ctzll(left);
@@ -80,9 +99,10 @@ count_tensor(void *arg, uint32_t layer, enum dcpk_tensor t, uint32_t expert)
 
 int
 dcpd_weights_bytes(const struct dcpd_model_config *cfg,
-    const struct dcpk_topo *topo, const char *device, struct dcpk_bytes *out)
+    const struct dcpk_topo *topo, const char *device, uint32_t flags,
+    struct dcpk_bytes *out)
 {
-	struct count c = { .cfg = cfg, .topo = topo,
+	struct count c = { .cfg = cfg, .topo = topo, .flags = flags,
 	    .cpu = strcmp(device, "cpu") == 0, .out = out };
 	uint32_t r;
 

@@ -25,7 +25,7 @@ SUFFIXES = .cu
 .cu.o:
 	$(AM_V_GEN)$(MKDIR_P) $(@D) && \
 	    $(NVCC) $(NVCC_FLAGS) -I$(top_srcdir) -c $< -o $@
-$(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h \
+$(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh
 

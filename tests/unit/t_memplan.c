@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "dcpd/kv/memplan.h"
+#include "dcpd/model/quant.h"
 #include "tests/unit/model_util.h"
 
 #define LEN(a) (int)(sizeof(a) / sizeof *(a))
@@ -250,35 +251,66 @@ END_TEST
 /* --- weights on CUDA ------------------------------------------------------ */
 
 /*
- * DeepSeek-V3.2 stores 671 B parameters as FP8: counted here by hand from the
- * shapes of doc/model.md 2, for one rank.
+ * DeepSeek-V3.2 has 671 B parameters, stored as FP8: counted here by hand from
+ * the shapes of doc/model.md 2, for one rank. The module keeps bf16 matrices,
+ * f32 norms and router, and no MTP layer; asked to, it keeps what is FP8, but
+ * for kv_b_proj, with scales in rows of a multiple of four.
  */
 START_TEST(weights_of_v32_by_hand)
 {
-	uint64_t attn, idx, moe, dense, fp8, bf16, blocks, total;
+	uint64_t attn, idx, moe, dense, kv_b, fp8, bf16, f32, blocks;
 	struct dcpd_memplan_in in;
-	struct dcpk_bytes *b;
+	struct dcpk_bytes *b = &plan.rank[0];
 
-	read_config("deepseek-v3.2", "{\"num_nextn_predict_layers\": 0}");
+	read_config("deepseek-v3.2", "{}");
 	in = input("cuda", 1, 1, 1, DCPK_KV_FP8);
 	make_plan(&in);
+	kv_b = 32768ull * 512;
 	attn = 1536ull * 7168 + 24576ull * 1536 + 576ull * 7168 +
-	    32768ull * 512 + 7168ull * 16384;
+	    7168ull * 16384;
 	idx = 8192ull * 1536 + 128ull * 7168;
 	moe = 257ull * 3 * 2048 * 7168;
 	dense = 3ull * 18432 * 7168;
 	fp8 = 61 * (attn + idx) + 58 * moe + 3 * dense;
-	blocks = 61 * (12ull * 56 + 192ull * 12 + 5ull * 56 + 256ull * 4 +
-	    56ull * 128 + 64ull * 12 + 1ull * 56) +
-	    58 * 257ull * 3 * 16 * 56 + 3 * 3ull * 144 * 56;
-	bf16 = 2 * 129280ull * 7168 + 7168 + 61 * (2 * 7168ull + 1536 + 512 +
-	    2 * 128 + 64 * 7168ull) + 58 * 256ull * 7168;
-	total = fp8 + 4 * blocks + 2 * bf16 + 58 * 256 * 4;
-	b = &plan.rank[0];
-	ck_assert_uint_eq(b->weights, total);
+	bf16 = 2 * 129280ull * 7168 + 61 * (kv_b + 64 * 7168ull);
+	f32 = 7168 + 61 * (2 * 7168ull + 1536 + 512 + 2 * 128) +
+	    58 * (256ull * 7168 + 256);
+	ck_assert_uint_eq(b->weights, 2 * (fp8 + bf16) + 4 * f32);
 	ck_assert_uint_eq(b->weights_attn + b->weights_rep + b->weights_mtp,
 	    0);
-	ck_assert(total > 671e9 && total < 676e9);
+	ck_assert(b->weights > 1342e9 && b->weights < 1345e9);
+	in.flags = DCPK_FP8_WEIGHTS;
+	make_plan(&in);
+	blocks = 61 * (12ull * 56 + 192ull * 12 + 5ull * 56 + 56ull * 128 +
+	    64ull * 12 + 1ull * 56) + 58 * 257ull * 3 * 16 * 56 +
+	    3 * 3ull * 144 * 56;
+	ck_assert_uint_eq(b->weights, fp8 + 4 * blocks + 2 * bf16 + 4 * f32);
+	ck_assert(b->weights > 671e9 && b->weights < 678e9);
+	dcpd_config_free(&cfg);
+}
+END_TEST
+
+/* A slice that cuts through a scale block is bf16 even where FP8 is kept. */
+START_TEST(fp8_slices_end_at_scale_blocks)
+{
+	static const char odd[] = "{\"num_hidden_layers\": 4, "
+	    "\"moe_intermediate_size\": 1536}";
+	uint64_t expert = 3ull * 1536 / 8 * 7168, e, scales;
+	struct dcpd_memplan_in in;
+
+	read_config("deepseek-v3.2", odd);
+	in = input("cuda", 8, 1, 1, DCPK_KV_FP8);
+	in.flags = DCPK_FP8_WEIGHTS;
+	make_plan(&in);
+	e = plan.rank[5].weights;
+	dcpd_config_free(&cfg);
+	/* 192 of 1536 columns a rank are no whole blocks, 256 of 2048 are */
+	read_config("deepseek-v3.2", "{\"num_hidden_layers\": 4}");
+	make_plan(&in);
+	/* gate and up: 2 x 56 floats; down: 56 x 2, in rows of 4 */
+	scales = 4 * (2 * 2ull * 56 + 56 * 4);
+	ck_assert_uint_eq(e - plan.rank[5].weights, 257 * (2 * expert -
+	    (3ull * 2048 / 8 * 7168 + scales)));
 	dcpd_config_free(&cfg);
 }
 END_TEST
@@ -312,7 +344,10 @@ START_TEST(weights_split_over_ranks)
 }
 END_TEST
 
-/* compressed-tensors: int4 experts, the ignore list by regular expression. */
+/*
+ * compressed-tensors: int4 experts, the ignore list by regular expression. On
+ * CUDA they become bf16 when they are loaded.
+ */
 START_TEST(weights_of_compressed_tensors)
 {
 	static const char q[] = "{\"num_nextn_predict_layers\": 0, "
@@ -324,8 +359,23 @@ START_TEST(weights_of_compressed_tensors)
 	    "\"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], "
 	    "\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"strategy\": "
 	    "\"group\", \"group_size\": 128}}}}}";
-	uint64_t bf16, e = 256ull * 3 * 2048 * 6144, d = 12288ull * 6144;
+	static const struct {
+		uint32_t layer;
+		enum dcpk_tensor t;
+		enum dcpk_wfmt fmt;
+	} form[] = {
+		{ 5, DCPK_T_E_UP, DCPK_W_INT4_WORD },
+		{ 0, DCPK_T_GATE, DCPK_W_INT4_WORD },	/* "mlp" is inside */
+		{ 0, DCPK_T_UP, DCPK_W_BF16 },
+		{ 1, DCPK_T_UP, DCPK_W_INT4_WORD },
+		{ 5, DCPK_T_S_UP, DCPK_W_BF16 },
+		{ 5, DCPK_T_O, DCPK_W_BF16 },
+		{ 0, DCPK_T_LM_HEAD, DCPK_W_BF16 },
+	};
+	struct dcpd_wform f;
+	int i;
 	struct dcpd_memplan_in in;
+	uint64_t bf16;
 
 	read_config("glm-5.2", "{\"num_nextn_predict_layers\": 0}");
 	in = input("cuda", 1, 1, 1, DCPK_KV_FP8);
@@ -334,9 +384,15 @@ START_TEST(weights_of_compressed_tensors)
 	dcpd_config_free(&cfg);
 	read_config("glm-5.2", q);
 	make_plan(&in);
-	/* an element loses 2 bytes and gains 1/2 + 2/128 */
-	ck_assert_uint_eq(plan.rank[0].weights, bf16 - (75 * e + 8 * d) * 2 +
-	    (75 * e + 8 * d) / 2 + (75 * e + 8 * d) / 128 * 2);
+	ck_assert_uint_eq(plan.rank[0].weights, bf16);
+	for (i = 0; i < LEN(form); i++) {
+		f = dcpd_quant_form(&cfg, form[i].layer, form[i].t, 7);
+		ck_assert_int_eq(f.fmt, form[i].fmt);
+	}
+	/* an element takes 1/2 and its part of a scale, 2/128 */
+	f = dcpd_quant_form(&cfg, 5, DCPK_T_E_DOWN, 7);
+	ck_assert_uint_eq(dcpd_wform_bytes(&f, 6144, 2048),
+	    6144 * 2048 / 2 + 6144 * 2048 / 128 * 2);
 	dcpd_config_free(&cfg);
 }
 END_TEST
@@ -448,6 +504,7 @@ START_TEST(fraction_is_of_device_memory)
 
 	read_config("deepseek-v3.2", "{}");
 	in = input("cuda", 8, 1, 8, DCPK_KV_FP8);
+	in.flags = DCPK_FP8_WEIGHTS;
 	in.device_bytes = 139ull << 30;
 	make_plan(&in);
 	b = &plan.rank[0];
@@ -540,6 +597,7 @@ main(void)
 	tcase_add_loop_test(t, planned_is_allocated, 0, LEN(layouts));
 	tcase_add_loop_test(t, planned_is_allocated_for_other_shapes, 0, 4);
 	tcase_add_test(t, weights_of_v32_by_hand);
+	tcase_add_test(t, fp8_slices_end_at_scale_blocks);
 	tcase_add_test(t, weights_split_over_ranks);
 	tcase_add_test(t, weights_of_compressed_tensors);
 	tcase_add_test(t, what_does_not_fit_is_refused_with_numbers);
