@@ -212,36 +212,65 @@ rates(struct screen *s, const struct frame *now, const struct frame *then)
 #undef GREW
 }
 
+/* Of one rank: a page that is pinned is not told again as used. */
+static void
+rank_line(struct screen *s, const json_t *r, unsigned width)
+{
+	long long pinned = integer(r, "pages_pinned");
+	long long used = integer(r, "pages_used") - pinned;
+	long long cached = integer(r, "pages_cached");
+	long long total = integer(r, "pages_total");
+	char strip[BAR_MAX + 3];
+
+	line(s, "%4lld %3lld %7lld %s %7lld %7lld %7lld %7lld",
+	    integer(r, "rank"), integer(r, "dcp_rank"), integer(r, "tokens"),
+	    bar(strip, width, (struct part[]){ { '!', pinned }, { '#', used },
+	    { '=', cached } }, 3, total), pinned, used, cached,
+	    total - pinned - used - cached);
+}
+
+static long long
+host_total(const struct frame *now)
+{
+	return integer(json_object_get(now->status, "limits"), "host_pages");
+}
+
+/* Pages that left the pool, below the ranks': one copy for all of them. */
+static void
+host_line(struct screen *s, const struct frame *now, unsigned width)
+{
+	long long total = host_total(now);
+	long long cached = (long long)counter(now, "pages_host");
+	char strip[BAR_MAX + 3];
+
+	if (total > 0)
+		line(s, "host memory      %s %7s %7s %7lld %7lld",
+		    bar(strip, width, (struct part[]){ { '=', cached } }, 1,
+		    total), "", "", cached, total - cached);
+}
+
 static void
 ranks(struct screen *s, const struct frame *now)
 {
 	const json_t *a = json_object_get(now->status, "ranks"), *r;
-	unsigned width = bar_width(s, 46);
-	char strip[BAR_MAX + 3];
+	unsigned width = bar_width(s, 51), below = host_total(now) > 0;
 	size_t i;
 
 	if (json_array_size(a) == 0)
 		return;
 	line(s, "%s", "");
-	line(s, "rank dcp  tokens %-*s   #used =cached   .free",
+	line(s, "rank dcp  tokens %-*s !pinned   #used =cached   .free",
 	    (int)width + 2, "pages");
 	json_array_foreach(a, i, r) {
-		long long used = integer(r, "pages_used");
-		long long cached = integer(r, "pages_cached");
-		long long total = integer(r, "pages_total");
-
 		/* Room for a look at the requests, however many ranks. */
-		if (full(s, 7) && i + 1 < json_array_size(a)) {
+		if (full(s, 7 + below) && i + 1 < json_array_size(a)) {
 			line(s, "     and %zu ranks more",
 			    json_array_size(a) - i);
 			break;
 		}
-		line(s, "%4lld %3lld %7lld %s %7lld %7lld %7lld",
-		    integer(r, "rank"), integer(r, "dcp_rank"),
-		    integer(r, "tokens"), bar(strip, width,
-		    (struct part[]){ { '#', used }, { '=', cached } }, 2,
-		    total), used, cached, total - used - cached);
+		rank_line(s, r, width);
 	}
+	host_line(s, now, width);
 }
 
 static void

@@ -641,7 +641,6 @@ destroy(struct dcpd_sched *s)
 	dcpd_planb_free(&s->plan);
 	free(s->result.out);
 	free(s->result.top);
-	dcpd_pins_free(s);
 	dcpd_prefix_free(s->prefix);
 	dcpd_pages_free(s->pages);
 	free(s->pin_refs);
@@ -688,6 +687,7 @@ dcpd_sched_stop(struct dcpd_sched *s)
 	dcpd_sched_kick(s);
 	pthread_mutex_unlock(&s->lock);
 	pthread_join(s->thread, NULL);
+	dcpd_pins_free(s);
 	DCPD_ASSERT(s->n_live == 0 && dcpd_pages_n_used(s->pages) ==
 	    dcpd_prefix_n_idle(s->prefix));
 	destroy(s);

@@ -92,11 +92,13 @@ ranks(const struct dcpd_sched *s)
 			    s->run[i]->n_shared * DCPD_PAGE_TOKENS, dr,
 			    e->dcp);
 		json_array_append_new(a, json_pack(
-		    "{s:I, s:I, s:I, s:I, s:I, s:I}",
+		    "{s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 		    "rank", (json_int_t)rank, "dcp_rank", (json_int_t)dr,
 		    "tokens", (json_int_t)tokens,
 		    "pages_used", (json_int_t)shared + own,
 		    "pages_cached", (json_int_t)cached,
+		    /* Of the used ones. */
+		    "pages_pinned", (json_int_t)s->n_pinned,
 		    "pages_total", (json_int_t)e->pages));
 	}
 	return a;
@@ -122,10 +124,11 @@ limits(const struct dcpd_sched *s)
 {
 	const struct dcpd_engine *e = s->c.engine;
 
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 	    "vocab", (json_int_t)e->vocab,
 	    "max_context", (json_int_t)e->max_ctx,
 	    "pages", (json_int_t)e->pages,
+	    "host_pages", (json_int_t)e->host_pages,
 	    "pool_tokens", (json_int_t)e->pages * DCPD_PAGE_TOKENS,
 	    "chunk", (json_int_t)e->chunk,
 	    "max_running", (json_int_t)e->max_running,

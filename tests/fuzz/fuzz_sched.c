@@ -3,8 +3,9 @@
  * and every answer against what the text alone says it must be.
  *
  * FUZZ_OPS (100000) operations from FUZZ_SEED (1), over many schedulers of
- * random shape: submit, cancel, die, drain, drop the cache, with pools so small
- * that requests give way to each other and prompts that begin alike. Another
+ * random shape: submit, cancel, die, drain, drop the cache, pin and unpin, with
+ * pools so small that requests give way to each other and prompts that begin
+ * alike. Another
  * thread asks for status, requests and checks meanwhile. Exit 0, or an
  * assertion that names what broke after printing the seed.
  */
@@ -37,6 +38,8 @@ static struct fk F;
 static struct dcpd_client *client[N_CLIENTS];
 static struct sent sent[ROUND];
 static uint32_t n_sent;
+static uint64_t pin[64], n_pinned;	/* n_pinned: ever, all rounds */
+static uint32_t n_pin;
 static _Atomic bool watching;
 
 static uint32_t
@@ -158,12 +161,60 @@ op_gone(void)
 	client[i]->quota = rnd(2) == 0 ? 0 : 1500;
 }
 
+/* A text that may be there, or what one of the last requests has. */
+static void
+op_pin(void)
+{
+	struct dcpd_err err;
+	uint32_t pages, n = 64 * (1 + rnd(4)), *p = fk_prompt(VOCAB, n, rnd(8));
+	bool by_request = n_sent > 0 && rnd(3) == 0;
+	int rc;
+
+	DCPD_ASSERT(n_pin < 64);
+	rc = dcpd_sched_pin(F.s, by_request ? NULL : p, by_request ? 0 : n,
+	    rnd(10) == 0 ? "x" : NULL,
+	    by_request ? sent[n_sent - 1].id : 0, &pin[n_pin], &pages, &err);
+	free(p);
+	DCPD_ASSERT(rc == 0 ? pages > 0 : rc == -ENOENT || rc == -ENOSPC ||
+	    rc == -EBUSY);
+	n_pin += rc == 0;
+	n_pinned += rc == 0;
+}
+
+static void
+unpin_all(void)
+{
+	struct dcpd_err err;
+	uint32_t pages;
+
+	DCPD_ASSERT(dcpd_sched_unpin(F.s, 0, &pages, &err) == 0);
+	DCPD_ASSERT((pages > 0) == (n_pin > 0));
+	n_pin = 0;
+}
+
+/* One of them, or all. */
+static void
+op_unpin(void)
+{
+	struct dcpd_err err;
+	uint32_t pages, i;
+
+	if (n_pin == 0 || rnd(4) == 0) {
+		unpin_all();
+		return;
+	}
+	i = rnd(n_pin);
+	DCPD_ASSERT(dcpd_sched_unpin(F.s, pin[i], &pages, &err) == 0);
+	DCPD_ASSERT(dcpd_sched_unpin(F.s, pin[i], &pages, &err) == -ENOENT);
+	pin[i] = pin[--n_pin];
+}
+
 static void
 one_op(void)
 {
 	uint32_t pages;
 
-	switch (rnd(40)) {
+	switch (rnd(42)) {
 	case 0:
 		op_gone();
 		break;
@@ -185,6 +236,12 @@ one_op(void)
 		break;
 	case 9: case 10: case 11: case 12: case 13: case 14:
 		op_cancel();
+		break;
+	case 15:
+		op_pin();
+		break;
+	case 16:
+		op_unpin();
 		break;
 	default:
 		op_submit();
@@ -246,7 +303,7 @@ one_round(uint32_t ops)
 	pthread_t watcher;
 	bool clean;
 
-	n_sent = 0;
+	n_sent = n_pin = 0;
 	fk_start(&F, (struct fk_spec){
 	    .vocab = VOCAB, .max_ctx = 900, .pages = 12 + rnd(40),
 	    .dcp = 1u << rnd(4), .chunk = chunk[rnd(5)],
@@ -265,6 +322,8 @@ one_round(uint32_t ops)
 	clean = rnd(4) != 0;
 	if (clean) {
 		DCPD_ASSERT(fk_idle(&F) == 0);
+		DCPD_ASSERT((fk_status(&F, "pages_used") > 0) == (n_pin > 0));
+		unpin_all();
 		DCPD_ASSERT(fk_status(&F, "pages_used") == 0);
 	}
 	atomic_store(&watching, false);
@@ -303,18 +362,20 @@ main(void)
 	}
 	fprintf(stderr, "fuzz_sched: %llu requests, %llu of %llu prompt tokens "
 	    "hit, %llu of them from host memory, %llu evictions, "
-	    "%llu preemptions\n",
+	    "%llu preemptions, %llu pins\n",
 	    (unsigned long long)total,
 	    (unsigned long long)DCPD_COUNTER(prefix_hit_tokens),
 	    (unsigned long long)DCPD_COUNTER(prefix_lookup_tokens),
 	    (unsigned long long)DCPD_COUNTER(host_hit_tokens),
 	    (unsigned long long)DCPD_COUNTER(evictions),
-	    (unsigned long long)DCPD_COUNTER(preemptions));
+	    (unsigned long long)DCPD_COUNTER(preemptions),
+	    (unsigned long long)n_pinned);
 	/* It did what it is for. */
 	return total > 0 && (all < 20000 ||
 	    (DCPD_COUNTER(prefix_hit_tokens) > all / 4 &&
 	    DCPD_COUNTER(host_hit_tokens) > all / 100 &&
 	    DCPD_COUNTER(evictions) > all / 100 &&
-	    DCPD_COUNTER(preemptions) > all / 1000)) ?
+	    DCPD_COUNTER(preemptions) > all / 1000 &&
+	    n_pinned > all / 1000)) ?
 	    EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -232,6 +232,13 @@ class Cache(unittest.TestCase):
             self.assertEqual(r.returncode, 1)
             self.assertIn("no pin 99", r.stderr)
 
+    def test_a_daemon_that_has_pins_ends_well(self):
+        with daemon("tp8", 20) as d:
+            ids = self.ref["tools0"]["ids"]
+            d.ctl_json("cache", "pin", "--tokens", ",".join(map(str, ids)))
+            self.assertEqual(self.check(d)["pages_pinned"], len(ids) // 64)
+            self.assertEqual(d.stop(), 0)
+
     def test_never_fits_is_refused_with_the_numbers(self):
         with daemon("tp8+dcp8", 20) as d, d.client() as c:
             a = c.generate(tokens=self.ref["recall64-0"]["ids"],

@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
 from daemon import Daemon, binary  # noqa: E402
 
 TRACE = os.path.join(srcdir, "tests/data/trace/agents-16x12.jsonl")
+TINY = os.path.join(srcdir, "models/dcp-tiny")
 PAGES = 600     # what the load needs: nothing is preempted
 STEP_MS = 4.    # of the null engine
 ENTER, LEAVE, HOME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H"
@@ -43,8 +44,10 @@ def parse(text):
                               r"|failed|prefilled/s|generated/s|% of prompts"
                               r"|pages evicted|preemptions)", text):
         f[name] = n
-    f["ranks"] = re.findall(r"^ *(\d+) +(\d+) +(\d+) \[([#=.]+)\] +(\d+) +(\d+)"
-                            r" +(\d+)$", text, re.M)
+    f["ranks"] = re.findall(r"^ *(\d+) +(\d+) +(\d+) \[([!#=.]+)\] +(\d+) "
+                            r"+(\d+) +(\d+) +(\d+)$", text, re.M)
+    f["host"] = re.findall(r"^host memory +\[([=.]+)\] +(\d+) +(\d+)$", text,
+                           re.M)
     f["requests"] = re.findall(r"^ *(\d+) (\w+) +\[([=#+.]+)\] +(\d+) +(\d+) "
                                r"+(\d+) +(\d+) +([\d.]+)$", text, re.M)
     return f
@@ -63,11 +66,12 @@ def shown(sum_, n):
 
 def check_frame(f, ranks, pages):
     assert [int(r[0]) for r in f["ranks"]] == list(range(ranks)), f["ranks"]
-    for rank, dcp, tokens, strip, used, cached, free in f["ranks"]:
-        used, cached, free = int(used), int(cached), int(free)
-        assert used + cached + free == pages, (used, cached, free)
-        want = cells([("#", used), ("=", cached)], pages, len(strip))
-        assert strip == want, (strip, want, used, cached)
+    for rank, dcp, tokens, strip, *numbers in f["ranks"]:
+        pinned, used, cached, free = map(int, numbers)
+        assert pinned + used + cached + free == pages, numbers
+        want = cells([("!", pinned), ("#", used), ("=", cached)], pages,
+                     len(strip))
+        assert strip == want, (strip, want, numbers)
     for id_, state, strip, cached, done, made, left, age in f["requests"]:
         cached, done, made, left = map(int, (cached, done, made, left))
         assert state in ("text", "waiting", "prefill", "decode", "ending")
@@ -99,7 +103,7 @@ def idle(d, pages):
     assert f["decode"] == shown(c["decode_ns"] * 1e-6, c["decode_steps"])
     assert f["% of prompts"] == shown(c["prefix_hit_tokens"] * 100,
                                       c["prefix_lookup_tokens"])
-    assert {r[5] for r in f["ranks"]} == {str(c["pages_cached"])}
+    assert {r[6] for r in f["ranks"]} == {str(c["pages_cached"])}
     return c
 
 
@@ -252,7 +256,39 @@ def terminal(d):
         assert r.returncode == 2 and "--delay" in r.stderr, r.stderr
 
 
+def tiers():
+    """Pages that are pinned, and those that host memory holds."""
+    pages, room = 20, 30
+    page = 64 * 4 * (4 * 576 + 3 * 128)     # f32, of all ranks
+    text = [[(97 * i + k) % 90 + 3 for i in range(330)] for k in range(6)]
+    with Daemon("--model", TINY, "--kv-cache-dtype", "f32", "--tp", 8,
+                "--dcp-size", 8, "--kv-bytes-per-rank", (pages + 1) * page // 8,
+                "--host-cache-bytes", room * page) as d:
+        assert frames(d.ctl("top").stdout)[0]["host"] == [
+            ("." * 49, "0", str(room))]
+        d.ctl_json("cache", "pin", "--tokens", ",".join(map(str, text[0])))
+        with d.client() as c:
+            for ids in text[1:]:
+                a = c.generate(tokens=ids, max_tokens=2, temperature=0.)
+                assert a.error_text is None, a.error_text
+        while d.ctl_json("requests"):
+            time.sleep(.02)
+        s = d.ctl_json("cache", "stats")
+        f = frames(d.ctl("top").stdout)[0]
+        check_frame(f, 8, pages)
+        assert s["pages_pinned"] == 5 and s["host_pages"] > 5, s
+        for r in f["ranks"]:
+            assert r[3].startswith("!"), r
+            assert list(map(int, r[4:])) == [5, 0, s["pages_cached"],
+                                             s["pages_free"]], r
+        (strip, cached, free), = f["host"]
+        assert int(cached) == s["host_pages"]
+        assert int(cached) + int(free) == s["host_total"] == room
+        assert strip == cells([("=", int(cached))], room, len(strip)), strip
+
+
 def main():
+    tiers()
     with Daemon("--engine", "null", "--null-pages", PAGES, "--null-step-us",
                 int(STEP_MS * 1000), "--tp", 4, "--dcp-size", 2,
                 "--chunked-prefill-size", 256) as d:
