@@ -22,7 +22,7 @@
 bool
 dcpd_req_scores_prompt(const struct req *r)
 {
-	return (r->sub->flags & DCP_ECHO) && (r->sub->flags & DCP_LOGPROBS);
+	return (r->flags & DCP_ECHO) && (r->flags & DCP_LOGPROBS);
 }
 
 /*

@@ -242,13 +242,24 @@ broken(struct req *r, int rc)
 	close_early(r, CTL_CANCEL);
 }
 
+/* Into the bin of this second, which may hold an older one's. */
+static void
+count_rate(struct dcpd_sched *s, uint64_t sec, uint32_t tokens)
+{
+	_Atomic uint64_t *bin = &s->rate[sec % RATE_BINS];
+	uint64_t was = atomic_load(bin), is;
+
+	do
+		is = was >> 32 == sec ? was + tokens : sec << 32 | tokens;
+	while (!atomic_compare_exchange_weak(bin, &was, is));
+}
+
 /* Tokens went out; `before` had gone earlier. */
 static void
 count(struct req *r, uint32_t before)
 {
-	struct dcpd_sched *s = r->s;
-	uint64_t now = dcpd_now_ns(), sec = now / 1000000000u;
-	uint32_t tokens = r->n_done - before, bin = sec % RATE_BINS;
+	uint64_t now = dcpd_now_ns();
+	uint32_t tokens = r->n_done - before;
 
 	DCPD_COUNT(output_tokens, tokens);
 	if (before == 0) {
@@ -262,13 +273,7 @@ count(struct req *r, uint32_t before)
 		    tokens);
 	}
 	r->t_token = now;
-	pthread_mutex_lock(&s->lock);
-	if (s->rate_sec[bin] != sec) {
-		s->rate_sec[bin] = sec;
-		s->rate_tok[bin] = 0;
-	}
-	s->rate_tok[bin] += tokens;
-	pthread_mutex_unlock(&s->lock);
+	count_rate(r->s, now / 1000000000u, tokens);
 }
 
 /*

@@ -67,6 +67,7 @@ void
 dcpd_sched_flush_posts(struct dcpd_sched *s)
 {
 	const struct dcp_usage none = { 0 };
+	struct dcpd_job *first = NULL, **tail = &first;
 	struct req *r = s->post, *next;
 
 	s->post = NULL;
@@ -77,9 +78,13 @@ dcpd_sched_flush_posts(struct dcpd_sched *s)
 			dcpd_req_emit_end(r, &none);
 			dcpd_req_put(r);
 		} else {
-			dcpd_textpool_post(s->c.pool, r->sub->uid, &r->job);
+			r->job.next = NULL;
+			*tail = &r->job;
+			tail = &r->job.next;
 		}
 	}
+	if (first != NULL)
+		dcpd_textpool_post_all(s->c.pool, first);
 }
 
 /* Is a before b: priority, then arrival. */
@@ -236,6 +241,10 @@ op_submit(void *arg, struct dcpd_submit *sub, struct dcpd_err *err)
 	r->magic = REQ_MAGIC;
 	r->s = s;
 	r->sub = sub;
+	r->flags = sub->flags;
+	r->min_tokens = sub->p.min_tokens;
+	r->stop_ids = sub->stop_ids;
+	r->n_stop_ids = sub->p.n_stop_ids;
 	r->refs = 1;
 	r->state = R_TEXT;
 	r->job.run = dcpd_req_encode;
@@ -254,7 +263,7 @@ op_submit(void *arg, struct dcpd_submit *sub, struct dcpd_err *err)
 		return rc;
 	}
 	DCPD_COUNT(requests_total, 1);
-	dcpd_textpool_post(s->c.pool, uid, &r->job);
+	dcpd_textpool_post(s->c.pool, uid, &r->job);	/* sets its uid */
 	return 0;
 }
 

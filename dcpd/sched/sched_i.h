@@ -24,6 +24,7 @@
 #define DCPD_SCHED_I_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "dcpd/kv/pages.h"
 #include "dcpd/kv/prefix.h"
@@ -89,29 +90,40 @@ struct adjusts {
 	uint32_t n_hush;
 };
 
+/*
+ * In the order of who touches it in a step, for with a thousand streams a step
+ * is little more than bringing these lines to the step thread: first what it
+ * alone needs, then what goes between it and the text job, then the rest.
+ */
 struct req {
 	unsigned magic;
-	struct dcpd_sched *s;
-	struct dcpd_submit *sub;	/* [const] but for .data */
-	struct dcpd_job job;		/* encode, then output */
-	struct req *prev, *next;	/* [lock] all live requests */
-	struct req *inext;		/* [lock] of a like id */
-	struct req *anext;		/* [lock] something was asked of them */
-	bool in_asked;			/* [lock] it is among these */
-	struct req *qnext;		/* [lock] inbox */
-	struct req *pnext;		/* step thread: jobs to post */
-	uint64_t seq;			/* [const] order of arrival */
-	uint64_t t_submit, t_deadline;	/* [const] ns; 0 = none */
-	unsigned refs;			/* [lock] */
-
-	/* Filled by the encode job. */
-	struct dcpd_ids ids;		/* [step] prompt, then output */
+	enum req_state state;		/* [step] */
+	bool skip;			/* step thread: sits this step out */
+	bool masked;			/* [step] its tokens need a mask */
+	bool penalties;			/* [const] outputs must be counted */
+	bool admitted;			/* [step] it ran; stays set after */
+	uint32_t flags;			/* [const] sub->flags */
+	uint32_t min_tokens;		/* [const] of sub->p */
+	uint32_t n_stop_ids;		/* [const] of sub->p */
+	uint32_t *stop_ids;		/* [const] of sub */
 	uint32_t n_prompt;		/* [const] */
 	uint32_t max_tokens;		/* [const] never 0 */
 	uint32_t pages_max;		/* [const] for the last token too */
-	uint64_t seed;			/* [const] */
+	uint32_t n_pages;		/* [step] held */
+	uint32_t n_shared;		/* [step] its first: cache nodes */
+	uint32_t n_kv;			/* [step] tokens that have rows */
+	uint32_t n_out;			/* [step] tokens generated */
+	uint32_t n_echo;		/* [step] ECHO: prompt tokens out */
+	uint32_t *pages;		/* [step] [pages_max] page table */
+	struct dcpd_ids ids;		/* [step] prompt, then output */
+	uint32_t share;			/* step thread: rows of next chunk */
+	uint32_t think_end;		/* [const] token that turns masked on */
 	struct dcpk_sample params;	/* [const] what every sample says */
-	bool penalties;			/* [const] outputs must be counted */
+	uint64_t seed;			/* [const] */
+	struct adjusts adj;		/* step thread */
+	struct dcpd_sched *s;
+	const char *salt;		/* [const] of the prefix cache, or NULL;
+					   a string of options */
 	/*
 	 * Constrained decoding. The text job takes the answer's tokens into
 	 * gram and makes the mask of the next one, into mask; the step thread
@@ -121,52 +133,50 @@ struct req {
 	struct dcpd_gram *gram;		/* [text] NULL: anything goes */
 	uint32_t *mask;			/* words of the vocabulary */
 	uint32_t mask_words;		/* [const] */
-	uint32_t mask_n;		/* [lock] tokens that mask is after */
-	bool mask_all;			/* [lock] with mask_n: any may come */
-	uint32_t n_gram;		/* [text] tokens in gram */
-	uint32_t think_end;		/* [const] token that turns masked on */
-	bool masked;			/* [step] its tokens need a mask */
-	struct adjusts adj;		/* step thread */
-	json_t *options;		/* [const] */
-	const char *salt;		/* [const] of the prefix cache, or NULL;
-					   a string of options */
-	struct dcpd_out *out;		/* [text] NULL: no text */
-	struct dcpd_out *echo;		/* [text] of the prompt */
-	struct dcpd_err err;		/* [const] encode failed */
-
-	/* The run. */
-	enum req_state state;		/* [step] */
-	unsigned ctl;			/* [lock] CTL_* */
-	uint32_t *pages;		/* [step] [pages_max] page table */
-	uint32_t n_pages;		/* [step] held */
-	uint32_t n_shared;		/* [step] its first: cache nodes */
-	uint32_t n_match;		/* step thread: waiting, found so far */
-	uint64_t match_serial;		/* of the last of these */
-	uint32_t n_kv;			/* [step] tokens that have rows */
-	uint32_t n_cached;		/* [step] prompt tokens of a hit */
-	uint32_t n_echo;		/* [step] ECHO: prompt tokens out */
-	uint32_t n_out;			/* [step] tokens generated */
-	bool admitted;			/* [step] it ran; stays set after */
-	bool reserved;			/* step thread: room in its stream */
-	uint32_t preempted;		/* [step] times that it gave way */
-	uint32_t share;			/* step thread: rows of next chunk */
-	bool skip;			/* step thread: sits this step out */
-	bool encoded;			/* [lock] the encode job is done */
 
 	/* The way out. */
-	struct outbox box, work;	/* [lock], [text] */
+	uint32_t mask_n;		/* [lock] tokens that mask is after */
+	bool mask_all;			/* [lock] with mask_n: any may come */
 	bool busy;			/* [lock] the output job is posted */
 	bool stalled;			/* [lock] box is full; wake the step */
 	bool end;			/* [lock] the box gets nothing more */
-	bool closed;			/* [text] final event is out, or no one
-					   is there to read it */
+	unsigned ctl;			/* [lock] CTL_* */
+	struct outbox box;		/* [lock] */
+	struct dcpd_job job;		/* encode, then output */
+	struct req *pnext;		/* step thread: jobs to post */
 	bool direct;			/* step thread: it emits the end */
 	uint32_t finish;		/* with end: DCP_FINISH_* */
-	struct dcpd_err end_err;	/* with end: code 0, or an ERROR */
+
+	struct outbox work;		/* [text] the box that was taken */
+	bool closed;			/* [text] final event is out, or no one
+					   is there to read it */
 	uint32_t n_done;		/* [text] output tokens delivered */
 	uint64_t t_token;		/* [text] ns, when the last were */
+	uint32_t n_gram;		/* [text] tokens in gram */
 	uint32_t channel0;		/* [const] where the answer begins */
 	uint32_t channel, call;		/* [text] of the last event */
+	struct dcpd_out *out;		/* [text] NULL: no text */
+	struct dcpd_out *echo;		/* [text] of the prompt */
+
+	/* Its coming and going. */
+	struct dcpd_submit *sub;	/* [const] but for .data */
+	struct req *prev, *next;	/* [lock] all live requests */
+	struct req *inext;		/* [lock] of a like id */
+	struct req *anext;		/* [lock] something was asked of them */
+	bool in_asked;			/* [lock] it is among these */
+	bool encoded;			/* [lock] the encode job is done */
+	struct req *qnext;		/* [lock] inbox */
+	uint64_t seq;			/* [const] order of arrival */
+	uint64_t t_submit, t_deadline;	/* [const] ns; 0 = none */
+	unsigned refs;			/* [lock] */
+	json_t *options;		/* [const] */
+	uint32_t n_match;		/* step thread: waiting, found so far */
+	uint64_t match_serial;		/* of the last of these */
+	uint32_t n_cached;		/* [step] prompt tokens of a hit */
+	bool reserved;			/* step thread: room in its stream */
+	uint32_t preempted;		/* [step] times that it gave way */
+	struct dcpd_err err;		/* [const] encode failed */
+	struct dcpd_err end_err;	/* with end: code 0, or an ERROR */
 };
 
 /* Prefill passes by one way, to compare what was predicted. */
@@ -228,8 +238,8 @@ struct dcpd_sched {
 	uint32_t turn;			/* decode pass begins at run[turn] */
 
 	struct way_stat way[3];		/* [step] */
-	uint64_t rate_sec[RATE_BINS];	/* [lock] which second a bin is of */
-	uint32_t rate_tok[RATE_BINS];	/* [lock] */
+	/* Any thread: tokens, below the second (mod 2^32) they left in. */
+	_Atomic uint64_t rate[RATE_BINS];
 };
 
 /* What an admin asks of the pins (pin.c), and what came of it. */

@@ -54,16 +54,18 @@ steps(void)
 	    "prefill_rows", per((double)DCPD_COUNTER(prefill_rows), np));
 }
 
-/* Lock held. Tokens per second over the last whole seconds. */
+/* Tokens per second over the last whole seconds. */
 static double
 token_rate(const struct dcpd_sched *s)
 {
 	uint64_t now = dcpd_now_ns() / 1000000000u, sum = 0;
 
-	for (uint32_t i = 0; i < RATE_BINS; i++)
-		if (s->rate_sec[i] < now &&
-		    s->rate_sec[i] + RATE_SECONDS >= now)
-			sum += s->rate_tok[i];
+	for (uint32_t i = 0; i < RATE_BINS; i++) {
+		uint64_t bin = atomic_load(&s->rate[i]), sec = bin >> 32;
+
+		if (sec < now && sec + RATE_SECONDS >= now)
+			sum += (uint32_t)bin;
+	}
 	return (double)sum / RATE_SECONDS;
 }
 

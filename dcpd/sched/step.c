@@ -68,7 +68,7 @@ add_sample(struct dcpd_sched *s, struct req *r, uint32_t row)
 	/* A mask that allows the end only is not overruled. */
 	if (r->masked)
 		return dcpd_planb_mask(&s->plan, sm, r->mask, r->mask_words);
-	if (r->n_out < r->sub->p.min_tokens)
+	if (r->n_out < r->min_tokens)
 		for (uint32_t i = 0; i < r->adj.n_ban; i++)
 			adj[r->adj.ban[i]].bias = -INFINITY;
 	return 0;
@@ -340,7 +340,7 @@ echo_prompt(struct req *r)
 	uint32_t to = r->n_kv < r->n_prompt ? r->n_kv : r->n_prompt;
 	int rc = 0;
 
-	if (!(r->sub->flags & DCP_ECHO))
+	if (!(r->flags & DCP_ECHO))
 		return 0;
 	if (dcpd_req_scores_prompt(r)) {
 		/* Nothing stands before the first token: no logprob. */
@@ -384,12 +384,12 @@ accept(struct req *r, const struct dcpk_logprob *out,
 		r->masked = true;
 		r->adj.n_hush = 0;
 	}
-	eos = !(r->sub->flags & DCP_IGNORE_EOS) &&
+	eos = !(r->flags & DCP_IGNORE_EOS) &&
 	    is_in(e->eos, e->n_eos, out->token);
-	stop = is_in(r->sub->stop_ids, r->sub->p.n_stop_ids, out->token);
+	stop = is_in(r->stop_ids, r->n_stop_ids, out->token);
 	if (stop && !eos)
 		t.flags |= OUT_HIDDEN;
-	if (r->sub->flags & DCP_LOGPROBS)
+	if (r->flags & DCP_LOGPROBS)
 		t.flags |= OUT_LOGPROB;
 	rc = dcpd_box_push(&r->box, &t, top);
 	if (rc == 0 && r->penalties)

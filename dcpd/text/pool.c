@@ -33,6 +33,7 @@ struct dcpd_textpool {
 	struct line *first, **last;	/* lines in the order of their turns */
 	struct line *spare;		/* emptied lines, to be used again */
 	bool stopping;
+	unsigned idle;			/* threads that wait for work */
 	unsigned n;
 	pthread_t thread[];
 };
@@ -92,8 +93,11 @@ worker(void *arg)
 
 	pthread_mutex_lock(&p->lock);
 	for (;;) {
-		while ((job = take(p)) == NULL && !p->stopping)
+		while ((job = take(p)) == NULL && !p->stopping) {
+			p->idle++;
 			pthread_cond_wait(&p->work, &p->lock);
+			p->idle--;
+		}
 		if (job == NULL)
 			break;
 		pthread_mutex_unlock(&p->lock);
@@ -155,20 +159,36 @@ dcpd_textpool_start(unsigned threads, struct dcpd_textpool **out,
 }
 
 void
-dcpd_textpool_post(struct dcpd_textpool *p, uint32_t uid, struct dcpd_job *job)
+dcpd_textpool_post_all(struct dcpd_textpool *p, struct dcpd_job *job)
 {
+	struct dcpd_job *next;
 	struct line *l;
+	unsigned n = 0, wake;
 
 	DCPD_CHECK(p, POOL_MAGIC);
-	job->next = NULL;
 	pthread_mutex_lock(&p->lock);
-	l = find_line(p, uid);
-	/* Not even one line: 32 bytes are missing, nothing else will work. */
-	DCPD_ASSERT(l != NULL);
-	*l->tail = job;
-	l->tail = &job->next;
-	pthread_cond_signal(&p->work);
+	for (; job != NULL; job = next, n++) {
+		next = job->next;
+		job->next = NULL;
+		l = find_line(p, job->uid);
+		/* Not even one: 32 bytes are missing, nothing else works. */
+		DCPD_ASSERT(l != NULL);
+		*l->tail = job;
+		l->tail = &job->next;
+	}
+	wake = n < p->idle ? n : p->idle;
 	pthread_mutex_unlock(&p->lock);
+	/* A thread that is woken wants the lock: so not with it held. */
+	while (wake-- > 0)
+		pthread_cond_signal(&p->work);
+}
+
+void
+dcpd_textpool_post(struct dcpd_textpool *p, uint32_t uid, struct dcpd_job *job)
+{
+	job->uid = uid;
+	job->next = NULL;
+	dcpd_textpool_post_all(p, job);
 }
 
 void

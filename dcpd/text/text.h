@@ -145,6 +145,7 @@ int dcpd_gram_mask(struct dcpd_gram *, uint32_t *bits);
 struct dcpd_textpool;
 struct dcpd_job {		/* embedded in the caller's object */
 	struct dcpd_job *next;	/* owned by the pool while queued */
+	uint32_t uid;		/* whose turn it takes; stays */
 	void (*run)(struct dcpd_job *);
 };
 int dcpd_textpool_start(unsigned threads, struct dcpd_textpool **,
@@ -152,6 +153,8 @@ int dcpd_textpool_start(unsigned threads, struct dcpd_textpool **,
 /* Any thread. Jobs of one uid run in order of posting, but may overlap. */
 void dcpd_textpool_post(struct dcpd_textpool *, uint32_t uid,
     struct dcpd_job *);
+/* A list of them, whose uids are set: one wake-up of who is idle. */
+void dcpd_textpool_post_all(struct dcpd_textpool *, struct dcpd_job *first);
 /* Runs what is queued; jobs may still post jobs meanwhile. */
 void dcpd_textpool_stop(struct dcpd_textpool *);
 

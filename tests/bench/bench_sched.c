@@ -3,10 +3,15 @@
  * the beginning of the next, with N streams in decode and a prefix cache of M
  * pages that is full, so that every page a stream grows by is an eviction.
  *
- * usage: bench_sched [RUNNING [CACHED_PAGES [STEPS]]]
+ * usage: bench_sched [RUNNING [CACHED_PAGES [STEPS [PASS_US]]]]
+ * PASS_US: how long a pass takes [5000]. The text workers have that long for
+ * the tokens of the one before; with 0 they and the step thread are always at
+ * it together, which no model does.
  * prints one line of JSON: nanoseconds of a step, at the median and so on; of
  * the steps that took a page and of those that did not; of the one that let in
- * a request of a whole cached prompt; and of a cancellation.
+ * a request of a whole cached prompt; and of a cancellation. cpu is what of a
+ * step the step thread spent on a processor: the rest it waited, for a lock or
+ * because others had the processors.
  *
  * No model and no clients' memory: events go to the fake of sched_fake.c.
  */
@@ -15,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "dcpd/admin/counters.h"
@@ -27,10 +33,19 @@
 static struct dcpd_engine null_engine, engine;
 static struct dcpd_sched *S;
 static struct dcpd_client *client;
-static uint64_t left, *gap, evictions;
+static uint64_t left, left_cpu, *gap, *cpu, evictions;
 static uint8_t *evicted;	/* the step of this gap took a page */
 static _Atomic uint32_t n_gap, cap_gap;
 static _Atomic bool measure;
+
+static uint64_t
+cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
 
 /* Step thread. */
 static int
@@ -43,12 +58,14 @@ step(void *self, const struct dcpk_plan *p, struct dcpk_result *r,
 	if (measure && p->pass == DCPK_DECODE && left != 0 &&
 	    n_gap < cap_gap) {
 		gap[n_gap] = now - left;
+		cpu[n_gap] = cpu_ns() - left_cpu;
 		evicted[n_gap] = e != evictions;
 		n_gap++;
 	}
 	evictions = e;
 	rc = null_engine.step(null_engine.self, p, r, err);
 	/* A pass behind this one would be measured, too. */
+	left_cpu = cpu_ns();
 	left = p->pass == DCPK_DECODE ? dcpd_now_ns() : 0;
 	return rc;
 }
@@ -77,13 +94,13 @@ by_size(const void *a, const void *b)
 }
 
 static void
-print_gaps(const char *name, int which)
+print_gaps(const char *name, const uint64_t *of, int which)
 {
 	uint64_t *v = malloc((n_gap + 1u) * sizeof *v), n = 0;
 
 	for (uint32_t i = 0; i < n_gap; i++)
 		if (which < 0 || evicted[i] == which)
-			v[n++] = gap[i];
+			v[n++] = of[i];
 	qsort(v, n, sizeof *v, by_size);
 	printf("\"%s\": {\"n\": %llu", name, (unsigned long long)n);
 	if (n > 0)
@@ -96,13 +113,15 @@ print_gaps(const char *name, int which)
 }
 
 static void
-start(uint32_t running, uint32_t pages, struct dcpd_textpool **pool)
+start(uint32_t running, uint32_t pages, unsigned pass_us,
+    struct dcpd_textpool **pool)
 {
 	struct dcpd_sched_config c = { .engine = &engine, .way = -1,
 		.queue_max = 1000000 };
 	struct dcpd_err err = { 0 };
 
-	if (dcpd_null_engine(&null_engine, VOCAB, TEXT + 4096, pages, 1, 0) ||
+	if (dcpd_null_engine(&null_engine, VOCAB, TEXT + 4096, pages, 1,
+	    pass_us) ||
 	    dcpd_textpool_start(2, pool, &err) != 0)
 		exit(1);
 	engine = null_engine;
@@ -147,18 +166,20 @@ main(int argc, char **argv)
 	uint32_t running = argc > 1 ? (uint32_t)atoi(argv[1]) : 256;
 	uint32_t pages = argc > 2 ? (uint32_t)atoi(argv[2]) : 100000;
 	uint32_t steps = argc > 3 ? (uint32_t)atoi(argv[3]) : 1000;
+	unsigned pass_us = argc > 4 ? (unsigned)atoi(argv[4]) : 5000;
 	uint32_t texts = pages / TEXT_PAGES, *ids = NULL;
 	uint64_t *id = calloc(running, sizeof *id), t;
 	struct dcpd_textpool *pool;
 
 	if (running == 0 || texts == 0 || steps == 0) {
 		fprintf(stderr, "usage: bench_sched [RUNNING [CACHED_PAGES, "
-		    "%u or more [STEPS]]]\n", TEXT_PAGES);
+		    "%u or more [STEPS [PASS_US]]]]\n", TEXT_PAGES);
 		return 2;
 	}
 	gap = calloc(steps, sizeof *gap);
+	cpu = calloc(steps, sizeof *cpu);
 	evicted = calloc(steps, 1);
-	start(running, texts * TEXT_PAGES, &pool);
+	start(running, texts * TEXT_PAGES, pass_us, &pool);
 	for (uint32_t i = 0; i < texts; i++) {
 		free(ids);
 		ids = fk_prompt(VOCAB, TEXT, i);
@@ -172,11 +193,12 @@ main(int argc, char **argv)
 	measure = true;
 	while (n_gap < steps)
 		usleep(1000);
-	printf("{\"running\": %u, \"cached_pages\": %u, ", running,
-	    texts * TEXT_PAGES);
-	print_gaps("step", -1);
-	print_gaps("with_eviction", 1);
-	print_gaps("without", 0);
+	printf("{\"running\": %u, \"cached_pages\": %u, \"pass_us\": %u, ",
+	    running, texts * TEXT_PAGES, pass_us);
+	print_gaps("step", gap, -1);
+	print_gaps("cpu", cpu, -1);
+	print_gaps("with_eviction", gap, 1);
+	print_gaps("without", gap, 0);
 	/* A prompt that is all there: looked up and held in one step. */
 	t = DCPD_COUNTER(prefix_hit_tokens);
 	n_gap = 0;

@@ -17,7 +17,9 @@ static pthread_cond_t cv = PTHREAD_COND_INITIALIZER;
 static struct fk_seen *seen;
 static struct dcpd_client *clients[4096];
 static uint32_t n_clients;
-static uint64_t next_id = 1;
+static struct fk_seen **by_id;		/* [n_by_id] of the same */
+static size_t n_by_id;
+static uint64_t id0 = 1;		/* id of by_id[0] */
 static bool blocked;
 
 struct dcpd_client *
@@ -64,15 +66,23 @@ dcpd_submit_free(struct dcpd_submit *s)
 	free(s);
 }
 
-/* Lock held. */
+/* Lock held. Ids follow each other, the newest is the first. */
 static struct fk_seen *
 find(uint64_t id)
 {
-	struct fk_seen *f = seen;
+	return id < id0 || id - id0 >= n_by_id ? NULL : by_id[id - id0];
+}
 
-	while (f != NULL && f->id != id)
-		f = f->next;
-	return f;
+/* Lock held. */
+static void
+remember(struct fk_seen *f)
+{
+	f->id = id0 + n_by_id;
+	f->next = seen;
+	seen = f;
+	if ((n_by_id & (n_by_id - 1)) == 0)
+		by_id = realloc(by_id, 2 * (n_by_id + 1) * sizeof *by_id);
+	by_id[n_by_id++] = f;
 }
 
 static void
@@ -263,10 +273,9 @@ fk_submit(struct dcpd_sched *sched, struct dcpd_client *c,
 	int rc;
 
 	pthread_mutex_lock(&lock);
-	s->id = f->id = next_id++;
 	f->client = c;
-	f->next = seen;
-	seen = f;
+	remember(f);
+	s->id = f->id;
 	pthread_mutex_unlock(&lock);
 	*id = f->id;
 	rc = dcpd_sched_ipc_ops.submit(sched, s, err != NULL ? err : &e);
@@ -337,6 +346,10 @@ fk_forget(void)
 		free(f->prompt_lps);
 		free(f);
 	}
+	id0 += n_by_id;
+	n_by_id = 0;
+	free(by_id);
+	by_id = NULL;
 	while (n_clients > 0) {
 		/* Every request gave its reference back. */
 		DCPD_ASSERT(clients[n_clients - 1]->refs == 1);

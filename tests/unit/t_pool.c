@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "dcpd/text/text.h"
@@ -75,6 +76,31 @@ START_TEST(uids_take_turns)
 }
 END_TEST
 
+/* As one list, posted at once; what was posted before comes before it. */
+START_TEST(a_list_is_as_one_after_another)
+{
+	static const uint32_t uid[] = { 1, 1, 2, 1, 3, 2 };
+	static struct item it[6], before;
+	struct dcpd_job first = { .run = wait_gate };
+
+	n_order = 0;
+	memset(order, 0, sizeof order);
+	start(1);
+	pthread_mutex_lock(&gate);
+	dcpd_textpool_post(pool, 9, &first);
+	before = (struct item){ .job.run = note, .mark = '0' };
+	dcpd_textpool_post(pool, 2, &before.job);
+	for (unsigned i = 0; i < 6; i++)
+		it[i] = (struct item){ .mark = (char)('a' + i), .job = {
+		    .run = note, .uid = uid[i],
+		    .next = i < 5 ? &it[i + 1].job : NULL } };
+	dcpd_textpool_post_all(pool, &it[0].job);
+	pthread_mutex_unlock(&gate);
+	dcpd_textpool_stop(pool);
+	ck_assert_str_eq(order, "0aecbfd");
+}
+END_TEST
+
 static void
 count(struct dcpd_job *job)
 {
@@ -91,9 +117,16 @@ poster(void *arg)
 	struct item *it = arg;
 	unsigned i;
 
-	for (i = 0; i < JOBS; i++) {
+	for (i = 0; i < JOBS / 2; i++) {
 		it[i].job.run = count;
 		dcpd_textpool_post(pool, i % 7, &it[i].job);
+	}
+	/* The other half in lists of 10: idle threads are woken for each. */
+	for (; i < JOBS; i++) {
+		it[i].job = (struct dcpd_job){ .run = count, .uid = i % 7,
+		    .next = i % 10 < 9 ? &it[i + 1].job : NULL };
+		if (i % 10 == 9)
+			dcpd_textpool_post_all(pool, &it[i - 9].job);
 	}
 	return NULL;
 }
@@ -193,6 +226,7 @@ main(void)
 
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, uids_take_turns);
+	tcase_add_test(tc, a_list_is_as_one_after_another);
 	tcase_add_test(tc, every_job_runs_once);
 	tcase_add_test(tc, jobs_may_post_jobs_even_while_stopping);
 	tcase_add_test(tc, signals_stay_with_the_main_thread);
