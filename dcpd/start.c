@@ -193,8 +193,11 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->max_running = o->max_running;
 	in->threads = o->cpu_threads;
 	in->ranks_per_gpu = o->ranks_per_gpu;
+	in->comm = (enum dcpk_comm)o->dcp_comm;
+	in->graph_rows = o->cuda_graph_max_bs;
 	in->flags = DCPK_GUARD |
-	    (o->quantize_activations ? DCPK_QUANT_ACT : 0);
+	    (o->quantize_activations ? DCPK_QUANT_ACT : 0) |
+	    (o->fp8_gemm == DCPD_FP8_CUBLASLT ? DCPK_FP8_WEIGHTS : 0);
 	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
 	if ((rc = dcpd_topology(&in->layout, m, topo, err)) != 0 ||
 	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0)

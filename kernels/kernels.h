@@ -22,7 +22,7 @@
 
 #include "kernels/layout.h"
 
-#define DCPK_ABI 2u
+#define DCPK_ABI 3u
 #define DCPK_ALL_RANKS UINT32_MAX
 #define DCPK_MAX_LAYERS 256u
 #define DCPK_MAX_RANKS 64u
@@ -226,6 +226,13 @@ enum {
 	DCPK_FP8_WEIGHTS = 8,	/* CUDA: FP8 weights stay FP8, see keep.h */
 };
 
+/* CUDA: how the ranks of a host wait for each other. */
+enum dcpk_comm {
+	DCPK_COMM_EVENT = 0,	/* events between the ranks' streams */
+	DCPK_COMM_PEER = 1,	/* flags in peer memory, kernels that spin */
+	DCPK_COMM_NCCL = 2,	/* events; the sums of partials by NCCL */
+};
+
 struct dcpk_setup {
 	struct dcpk_model model;
 	struct dcpk_topo topo;
@@ -239,6 +246,9 @@ struct dcpk_setup {
 	uint32_t max_ctx;		/* longest request, tokens */
 	uint32_t threads;		/* CPU workers; 0 = cores online */
 	uint32_t ranks_per_gpu;		/* CUDA; 0 = 1 */
+	enum dcpk_comm comm;		/* CUDA */
+	uint32_t graph_rows;		/* CUDA: decode passes of up to so many
+					   rows are replayed as graphs; 0: none */
 	uint32_t flags;
 	const uint32_t *token_ok;	/* bitmask [vocab]: ids that may be
 					   sampled; NULL = all. Copied. */

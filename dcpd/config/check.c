@@ -12,26 +12,50 @@
 
 #include "dcpd/config/options.h"
 
+/* Flags of --device cuda among themselves. */
+static int
+check_cuda(const struct dcpd_options *o, struct dcpd_err *err)
+{
+	const char *comm = o->dcp_comm == DCPD_COMM_PEER ? "peer" : "nccl";
+
+	if (DCPD_GIVEN(o, cpu_threads))
+		return dcpd_fail(err, -EINVAL,
+		    "--cpu-threads: only with --device cpu; leave it out");
+	if (o->quantize_activations)
+		return dcpd_fail(err, -EINVAL, "--quantize-activations: only "
+		    "with --device cpu, a GPU does it anyway; leave it out");
+	if (o->fp8_gemm == DCPD_FP8_CUBLASLT)
+		return dcpd_fail(err, -EINVAL, "--fp8-gemm-backend cublaslt: "
+		    "not built yet; use bf16");
+	if (!DCPD_GIVEN(o, dcp_comm) || o->dcp_comm == DCPD_COMM_P2P)
+		return 0;
+	if (o->ranks_per_gpu > 1)
+		return dcpd_fail(err, -EINVAL, "--dcp-comm %s: needs a GPU for "
+		    "each rank, --ranks-per-gpu is %u; use --dcp-comm p2p",
+		    comm, o->ranks_per_gpu);
+	if (o->dcp_comm == DCPD_COMM_NCCL && o->cuda_graph_max_bs > 0)
+		return dcpd_fail(err, -EINVAL, "--cuda-graph-max-bs %u: not "
+		    "with --dcp-comm nccl, whose calls are not captured; use "
+		    "p2p or peer, or 0", o->cuda_graph_max_bs);
+	return 0;
+}
+
 static int
 check_device(const struct dcpd_options *o, struct dcpd_err *err)
 {
-	if (o->device == DCPD_DEVICE_CUDA && DCPD_GIVEN(o, cpu_threads))
-		return dcpd_fail(err, -EINVAL,
-		    "--cpu-threads: only with --device cpu; leave it out");
-	if (o->device == DCPD_DEVICE_CUDA && o->quantize_activations)
-		return dcpd_fail(err, -EINVAL, "--quantize-activations: only "
-		    "with --device cpu, a GPU does it anyway; leave it out");
-	if (o->device == DCPD_DEVICE_CUDA && DCPD_GIVEN(o, dcp_comm) &&
-	    o->dcp_comm == DCPD_COMM_NCCL)
-		return dcpd_fail(err, -EINVAL, "--dcp-comm nccl: not built "
-		    "yet; GPUs of one host use peer memory: --dcp-comm p2p");
-	if (o->device != DCPD_DEVICE_CPU)
-		return 0;
+	if (o->device == DCPD_DEVICE_CUDA)
+		return check_cuda(o, err);
 	if (DCPD_GIVEN(o, dcp_comm))
 		return dcpd_fail(err, -EINVAL, "--dcp-comm: only with --device "
 		    "cuda; on the CPU ranks share memory; leave it out");
 	if (DCPD_GIVEN(o, ranks_per_gpu))
 		return dcpd_fail(err, -EINVAL, "--ranks-per-gpu: only with "
+		    "--device cuda; leave it out");
+	if (DCPD_GIVEN(o, cuda_graph_max_bs))
+		return dcpd_fail(err, -EINVAL, "--cuda-graph-max-bs: only with "
+		    "--device cuda; leave it out");
+	if (DCPD_GIVEN(o, fp8_gemm))
+		return dcpd_fail(err, -EINVAL, "--fp8-gemm-backend: only with "
 		    "--device cuda; leave it out");
 	return 0;
 }

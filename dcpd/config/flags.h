@@ -69,8 +69,17 @@ X(CHECK, BOOL, cp_decode_tp, "enable-cp-decode-attn-tp", "", "", "", \
   "head slices of the replicated weights; an error without them") \
 X(ACT, ENUM, prefill_way, "prefill-way", "", "auto", "auto|q|kv|a2a", \
   "what a prefill under DCP moves; auto: the way predicted fastest") \
-X(ACT, ENUM, dcp_comm, "dcp-comm", "", "", "p2p|nccl", \
-  "how GPUs exchange decode data; --device cuda only") \
+X(ACT, ENUM, dcp_comm, "dcp-comm", "", "", "p2p=event|peer|nccl", \
+  "how GPUs wait for each other: p2p by events; peer by flags in peer " \
+  "memory; nccl as p2p, with sums of partials by NCCL. peer and nccl have " \
+  "not been run or measured yet. --device cuda only") \
+X(ACT, U32, cuda_graph_max_bs, "cuda-graph-max-bs", "", "0", "0..4096", \
+  "decode passes of up to so many rows are captured and replayed as CUDA " \
+  "graphs; 0: none. It has not been run or measured yet. --device cuda only") \
+X(ACT, ENUM, fp8_gemm, "fp8-gemm-backend", "", "bf16", "bf16|cublaslt", \
+  "FP8 weights: expanded to bf16 as they are loaded, or kept in FP8 with " \
+  "their scales; cublaslt has not been run or measured yet. --device cuda " \
+  "only") \
 X(ACT, U32, ranks_per_gpu, "ranks-per-gpu", "", "", "1..64", \
   "ranks that share one GPU; --device cuda only") \
 X(CHECK, ENUM, attn_backend, "attention-backend", "", "dsa", "dsa|nsa", \

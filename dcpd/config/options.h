@@ -62,7 +62,8 @@ extern const struct dcpd_flag_def dcpd_flag_defs[];
 
 /* Values of ENUM flags that code compares with. */
 enum { DCPD_DEVICE_CPU, DCPD_DEVICE_CUDA };
-enum { DCPD_COMM_P2P, DCPD_COMM_NCCL };
+enum { DCPD_COMM_P2P, DCPD_COMM_PEER, DCPD_COMM_NCCL };	/* dcpk_comm */
+enum { DCPD_FP8_BF16, DCPD_FP8_CUBLASLT };
 enum { DCPD_ENGINE_MODEL, DCPD_ENGINE_NULL };
 enum { DCPD_EPS_1E6, DCPD_EPS_CONFIG };
 

@@ -63,6 +63,7 @@ dcpd_memplan_setup(const struct dcpd_memplan_in *in,
 		.max_prefill = in->chunk, .max_reqs = in->max_running,
 		.max_ctx = in->max_ctx, .threads = in->threads,
 		.flags = in->flags, .ranks_per_gpu = in->ranks_per_gpu,
+		.comm = in->comm, .graph_rows = in->graph_rows,
 	};
 }
 

@@ -22,7 +22,9 @@ struct dcpd_memplan_in {
 	uint64_t host_cache_bytes;	/* of the whole machine; 0: none */
 	uint64_t device_bytes;		/* of one rank's device; 0: unknown */
 	uint32_t chunk, max_running, max_ctx;
-	uint32_t threads, flags, ranks_per_gpu;	/* as in struct dcpk_setup */
+	/* as in struct dcpk_setup */
+	uint32_t threads, flags, ranks_per_gpu, graph_rows;
+	enum dcpk_comm comm;
 	bool report_only;		/* what does not fit is told in `misfit`
 					   instead of being an error */
 };

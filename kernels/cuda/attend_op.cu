@@ -224,16 +224,44 @@ attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t blocks)
 	return DCPG_LAUNCHED("attend_any");
 }
 
+/* DCPK_COMM_PEER: each rank puts its q where its group reads it, and meets. */
+static int
+push_q(dcpk_ctx *c, uint64_t bytes)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		struct dcpg_peer p = dcpg_peer_of(c, r);
+		struct dcpg_push a = {};
+
+		a.from = r->q;
+		a.n = c->D;
+		for (uint32_t e = 0; e < c->D; e++)
+			a.to[e] = (char *)c->r[r->group * c->D + e].qg +
+			    r->dr * bytes;
+		a.rows = c->rows;
+		a.bytes = a.from_step = bytes;
+		a.to_step = c->D * bytes;
+		cudaSetDevice(r->dev);
+		if (dcpg_peer_push(&p, &a, r->st) != 0)
+			rc = dcpg_ok(cudaErrorLaunchFailure, "push of q");
+	}
+	return rc;
+}
+
 /* Every rank attends to its own rows with the group's heads; then the merge. */
 static int
 from_pools(dcpk_ctx *c, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
 	uint32_t ld = m->kv_lora + m->rope;
+	uint64_t bytes = (uint64_t)c->Hr * ld * sizeof(bf16);
+	bool push = c->s.comm == DCPK_COMM_PEER && bytes % 16 == 0;
 	int rc = 0;
 
-	if (c->D > 1)
-		rc |= dcpg_meet(c);	/* q of the group is there */
+	if (c->D > 1)	/* q of the group is there */
+		rc |= push ? push_q(c, bytes) : dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 		att_args a = {};
@@ -246,9 +274,10 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 		a.heads = c->Hr;
 		a.o16 = r->o;
 		if (c->D > 1) {
-			gather_q<<<c->rows, 256, 0, r->st>>>(
-			    DCPG_PEERS(c, bf16, q), r->group * c->D, c->D,
-			    c->Hr, ld, r->qg);
+			if (!push)
+				gather_q<<<c->rows, 256, 0, r->st>>>(
+				    DCPG_PEERS(c, bf16, q), r->group * c->D,
+				    c->D, c->Hr, ld, r->qg);
 			a.q = r->qg;
 			a.heads = c->Hg;
 			a.o16 = NULL;
@@ -383,6 +412,8 @@ dcpg_attend_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 {
 	int rc;
 
+	if (c->replay)
+		return 0;
 	if (c->gathered)
 		rc = from_gathered(c, layer);
 	else if (c->prefill && c->s.topo.cp > 1)
@@ -392,11 +423,39 @@ dcpg_attend_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	return rc != 0 ? -EIO : 0;
 }
 
+/* The same through NCCL, where all ranks have partials of the same rows. */
+static int
+sum_nccl(dcpk_ctx *c, bool attention)
+{
+	float *y[DCPK_MAX_RANKS];
+	int rc;
+
+	for (uint32_t i = 0; i < c->W; i++)
+		y[i] = attention ? c->r[i].ya : c->r[i].yf;
+	rc = dcpg_nccl_sum(c, y, (size_t)c->rows * c->s.model.hidden);
+	for (uint32_t i = 0; i < c->W; i++) {
+		sum_args a = {};
+
+		cudaSetDevice(c->r[i].dev);
+		a.y.p[0] = y[i];
+		a.T = 1;
+		a.n = c->s.model.hidden;
+		a.x = c->r[i].x;
+		sum_parts<<<c->rows, 256, 0, c->r[i].st>>>(a);
+		rc |= DCPG_LAUNCHED("sum_parts");
+	}
+	return rc;
+}
+
 /* Sum the ranks' partial products into every rank's residual stream. */
 int
 dcpg_sum(dcpk_ctx *c, bool attention)
 {
-	int rc = dcpg_meet(c);
+	int rc;
+
+	if (c->nccl != NULL && !(attention && c->r[0].owner != NULL))
+		return sum_nccl(c, attention);
+	rc = dcpg_meet(c);
 
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
@@ -428,6 +487,8 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	uint32_t heads = c->prefill ? c->Hp : c->Hr, full = c->Hp * m->vdim;
 	int rc = 0;
 
+	if (c->replay)
+		return 0;
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 		dcpg_layer *l = &r->layer[layer];

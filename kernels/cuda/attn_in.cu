@@ -438,6 +438,8 @@ dcpg_attn_in_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 {
 	int rc = 0;
 
+	if (c->replay)
+		return 0;
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= first_half(c, &c->r[i], layer);

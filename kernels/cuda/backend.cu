@@ -18,6 +18,9 @@
 static const size_t LT_WS = 32u << 20;
 enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
 
+/* A rank that waits longer for another has lost it. */
+static const uint64_t PEER_LIMIT_NS = 20000000000ull;
+
 static int
 fail(dcpk_err *err, int code, const char *fmt, ...)
 {
@@ -39,6 +42,36 @@ dcpg_ok(cudaError_t e, const char *what)
 	return -EIO;
 }
 
+struct dcpg_peer
+dcpg_peer_of(dcpk_ctx *c, dcpg_rank *r)
+{
+	struct dcpg_peer p = {};
+
+	for (uint32_t i = 0; i < c->W; i++)
+		p.flags[i] = c->r[i].flags;
+	p.world = c->W;
+	p.self = r->id;
+	p.limit_ns = PEER_LIMIT_NS;
+	p.stuck = &c->stuck[r->id];
+	return p;
+}
+
+/* By flags in peer memory: a kernel a rank. */
+static int
+meet_peers(dcpk_ctx *c)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		struct dcpg_peer p = dcpg_peer_of(c, &c->r[i]);
+
+		cudaSetDevice(c->r[i].dev);
+		if (dcpg_peer_meet(&p, c->r[i].st) != 0)
+			rc = dcpg_ok(cudaErrorLaunchFailure, "meeting");
+	}
+	return rc;
+}
+
 int
 dcpg_meet(dcpk_ctx *c)
 {
@@ -46,6 +79,8 @@ dcpg_meet(dcpk_ctx *c)
 
 	if (c->W == 1)
 		return 0;
+	if (c->s.comm == DCPK_COMM_PEER)
+		return meet_peers(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= dcpg_ok(cudaEventRecord(c->r[i].met, c->r[i].st),
@@ -205,6 +240,8 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->keep = TAKE(m->layers * M * m->topk, uint32_t);
 		r->keep_n = TAKE(m->layers * M, uint32_t);
 	}
+	if (c->s.comm == DCPK_COMM_PEER)
+		r->flags = TAKE(dcpg_peer_words(c->W), uint32_t);
 	if (c->D > 1) {
 		r->qg = TAKE(M * c->Hg * cr, bf16);
 		r->po = TAKE(M * c->Hg * m->kv_lora, float);
@@ -326,6 +363,9 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	if (s->kv == DCPK_KV_F32 || s->idx == DCPK_KV_F32)
 		return fail(err, -EINVAL, "cuda: f32 KV is for the CPU alone; "
 		    "use --kv-cache-dtype bf16 or fp8_e4m3");
+	if (s->comm != DCPK_COMM_EVENT && s->ranks_per_gpu > 1)
+		return fail(err, -EINVAL, "cuda: --dcp-comm peer and nccl "
+		    "need a GPU for each rank; use p2p");
 	if (t->world == 0 || t->world > DCPK_MAX_RANKS || t->dcp == 0 ||
 	    t->attn_tp * t->cp != t->world || t->world % t->dcp != 0 ||
 	    DCPK_PAGE % t->dcp != 0 || m->heads % t->world != 0)
@@ -402,6 +442,8 @@ cuda_close(dcpk_ctx *c)
 		if (r->st != NULL)
 			cudaStreamSynchronize(r->st);
 	}
+	dcpg_graphs_close(c);
+	dcpg_nccl_close(c);
 	dcpg_weights_free(c);
 	dcpg_product_forget();
 	for (uint32_t i = 0; i < c->W; i++) {
@@ -418,6 +460,8 @@ cuda_close(dcpk_ctx *c)
 			cublasLtDestroy(r->lt);
 		if (r->met != NULL)
 			cudaEventDestroy(r->met);
+		if (r->end != NULL)
+			cudaEventDestroy(r->end);
 		if (r->st != NULL)
 			cudaStreamDestroy(r->st);
 	}
@@ -427,6 +471,7 @@ cuda_close(dcpk_ctx *c)
 	cudaFreeHost(c->top_pinned);
 	cudaFreeHost(c->top_at);
 	cudaFreeHost(c->own_pinned);
+	cudaFreeHost(c->stuck);
 	free(c);
 }
 
@@ -445,7 +490,7 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	r->dr = i % c->D;
 	cudaSetDevice(r->dev);
 	dcpg_kernel_limits();
-	if (dcpg_init() != 0)
+	if (dcpg_init() != 0 || dcpg_peer_init() != 0)
 		return fail(err, -EIO, "cuda: GPU %d: %s", r->dev,
 		    cudaGetErrorString(cudaGetLastError()));
 	r->rows = (uint8_t *)pool(c, rows_bytes(c));
@@ -469,7 +514,8 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	if (cudaStreamCreateWithFlags(&r->st, cudaStreamNonBlocking) !=
 	    cudaSuccess || cudaEventCreateWithFlags(&r->met,
 	    cudaEventDisableTiming) != cudaSuccess ||
-	    cublasLtCreate(&r->lt) != CUBLAS_STATUS_SUCCESS)
+	    cudaEventCreateWithFlags(&r->end, cudaEventDisableTiming) !=
+	    cudaSuccess || cublasLtCreate(&r->lt) != CUBLAS_STATUS_SUCCESS)
 		return fail(err, -EIO, "cuda: rank %u on GPU %d: no stream or "
 		    "cuBLASLt handle: %s", i, r->dev,
 		    cudaGetErrorString(cudaGetLastError()));
@@ -527,6 +573,16 @@ cuda_open(const dcpk_setup *s, dcpk_ctx **out, dcpk_err *err)
 		rc = dcpg_host_open(c, err);
 	if (rc == 0)
 		rc = dcpg_weights_alloc(c);
+	if (rc == 0)
+		rc = dcpg_graphs_open(c);
+	if (rc == 0)
+		rc = dcpg_nccl_open(c, err);
+	if (rc == 0 && s->comm == DCPK_COMM_PEER &&
+	    cudaHostAlloc(&c->stuck, c->W * sizeof *c->stuck,
+	    cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess)
+		rc = fail(err, -ENOMEM, "cuda: no pinned host memory");
+	if (rc == 0 && s->comm == DCPK_COMM_PEER)
+		memset(c->stuck, 0, c->W * sizeof *c->stuck);
 	if (rc == 0 && (cudaMallocHost(&c->plan_pinned, c->plan_cap) !=
 	    cudaSuccess || cudaMallocHost(&c->out_pinned,
 	    c->M * sizeof(dcpk_logprob)) != cudaSuccess ||
@@ -536,9 +592,12 @@ cuda_open(const dcpk_setup *s, dcpk_ctx **out, dcpk_err *err)
 	    cudaMallocHost(&c->own_pinned, c->W * 3 * (size_t)c->M * 4) !=
 	    cudaSuccess))
 		rc = fail(err, -ENOMEM, "cuda: no pinned host memory");
-	if (rc == 0 && cudaDeviceSynchronize() != cudaSuccess)
-		rc = fail(err, -EIO, "cuda: %s",
-		    cudaGetErrorString(cudaGetLastError()));
+	/* Memory was cleared on other streams than the ranks'. */
+	for (int i = 0; rc == 0 && i < used; i++)
+		if (cudaSetDevice(i) != cudaSuccess ||
+		    cudaDeviceSynchronize() != cudaSuccess)
+			rc = fail(err, -EIO, "cuda: GPU %d: %s", i,
+			    cudaGetErrorString(cudaGetLastError()));
 	if (rc != 0) {
 		cuda_close(c);
 		return rc;
@@ -611,16 +670,17 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 	if (n_top > c->cap_top)
 		return fail(err, -E2BIG, "%u top logprobs in one step, %u at "
 		    "most", n_top, c->cap_top);
-	memcpy(c->plan_pinned, p, p->bytes);
+	if (!dcpg_graph_plan(c, p))
+		memcpy(c->plan_pinned, p, p->bytes);
 	c->plan = (const dcpk_plan *)c->plan_pinned;
 	c->n_top = n_top;
-	c->rows = p->n_rows;
+	c->rows = c->plan->n_rows;
 	c->prefill = p->pass == DCPK_PREFILL;
 	c->gathered = c->prefill && c->D > 1 &&
 	    (c->s.topo.cp > 1 || p->way != DCPK_WAY_Q);
 	c->gather_layer = UINT32_MAX;
 	c->longest = 0;
-	for (uint32_t i = 0; i < c->rows; i++)
+	for (uint32_t i = 0; i < p->n_rows; i++)
 		c->longest = std::max(c->longest, DCPK_ROWS(p)[i].pos + 1);
 	/* select.cu takes up to 128k keys of one rank */
 	c->fast_index = !c->prefill && can_fast_index(&c->s) &&
@@ -633,11 +693,9 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 
 		cudaSetDevice(r->dev);
 		rc |= dcpg_ok(cudaMemcpyAsync(r->plan, c->plan_pinned,
-		    p->bytes, cudaMemcpyHostToDevice, r->st), "plan");
+		    c->plan->bytes, cudaMemcpyHostToDevice, r->st), "plan");
 		r->m = c->rows;
 		r->own = r->owner = r->jof = NULL;
-		if (c->fast_index)
-			rc |= dcpg_row_shards(c, r);
 	}
 	cudaSetDevice(c->r[0].dev);
 	if (p->n_samples != 0)
@@ -646,8 +704,46 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 		    "samples");
 	if (c->prefill && c->s.topo.cp > 1)
 		rc |= owners(c);
+	rc |= dcpg_graph_begin(c);
+	for (uint32_t i = 0; c->fast_index && !c->replay && i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_row_shards(c, &c->r[i]);
+	}
 	return rc == 0 ? 0 : fail(err, -EIO, "cuda: %s",
 	    cudaGetErrorString(cudaGetLastError()));
+}
+
+/* A meeting by flags that somebody did not come to. */
+static bool
+lost_peer(const dcpk_ctx *c)
+{
+	bool lost = false;
+
+	for (uint32_t i = 0; c->stuck != NULL && i < c->W; i++) {
+		const volatile struct dcpg_stuck *s = &c->stuck[i];
+
+		if (s->set == 0)
+			continue;
+		fprintf(stderr, "cuda: rank %u waited %llu s for rank %u, "
+		    "meeting %u: it is lost\n", i, (unsigned long long)
+		    (PEER_LIMIT_NS / 1000000000), s->peer, s->meeting);
+		lost = true;
+	}
+	return lost;
+}
+
+/* Any thread: the ranks whose work of this step is not done. */
+static void
+cuda_waits(dcpk_ctx *c, char *buf, size_t cap)
+{
+	size_t at = 0;
+
+	buf[0] = '\0';
+	for (uint32_t i = 0; c->ending && i < c->W && at < cap; i++)
+		if (cudaEventQuery(c->r[i].end) == cudaErrorNotReady)
+			at += (size_t)snprintf(buf + at, cap - at,
+			    "%srank %u on GPU %d", at > 0 ? ", " : "", i,
+			    c->r[i].dev);
 }
 
 static int
@@ -668,8 +764,15 @@ cuda_step_end(dcpk_ctx *c, uint32_t rank, dcpk_result *res)
 		rc |= dcpg_ok(cudaMemcpyAsync(c->top_pinned, c->r[0].top,
 		    c->n_top * sizeof(dcpk_logprob), cudaMemcpyDeviceToHost,
 		    c->r[0].st), "logprobs");
+	for (uint32_t i = 0; i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_ok(cudaEventRecord(c->r[i].end, c->r[i].st), "end");
+	}
+	cudaSetDevice(c->r[0].dev);
+	c->ending = rc == 0;
 	rc |= dcpg_ok(cudaStreamSynchronize(c->r[0].st), "step");
-	if (rc != 0)
+	c->ending = false;
+	if (rc != 0 || lost_peer(c))
 		return -EIO;
 	if (n != 0)
 		memcpy(res->out, c->out_pinned, n * sizeof *res->out);
@@ -859,6 +962,7 @@ static const dcpk_backend table = {
 	.move = dcpg_move,
 	.peek = cuda_peek,
 	.check = cuda_check,
+	.waits = cuda_waits,
 	.close = cuda_close,
 };
 

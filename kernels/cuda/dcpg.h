@@ -108,6 +108,8 @@ struct dcpg_index_score {
 	uint32_t rows, heads;	/* heads: 8, 16, 32, 64 */
 	uint32_t stride, max_len;
 	uint32_t page_rows;	/* P = 64 / D */
+	bool even;		/* max_len is a bound, as in a graph: blocks
+				   share a row's len[i] evenly instead */
 };
 
 int dcpg_index_score(const struct dcpg_index_score *, void *stream);
@@ -148,6 +150,47 @@ int dcpg_select(const struct dcpg_select *, void *stream);
  * when the bin holds just what is still needed. */
 int dcpg_select_offer(const struct dcpg_select *, uint64_t *offers,
     uint32_t *offered, void *stream);
+
+/* --- ranks that meet (peer.cu) ------------------------------------------- */
+
+/* A wait that ended in vain, in pinned host memory. */
+struct dcpg_stuck {
+	uint32_t set;		/* written last */
+	uint32_t peer;		/* who did not come */
+	uint32_t meeting;	/* to its how many-th */
+};
+
+/*
+ * A rank's side of meetings with world - 1 others, each on a GPU of its own
+ * (two that share one could wait for a kernel that has no room to start).
+ * flags[r] is rank r's memory, dcpg_peer_words() u32, zero at first. All ranks
+ * make the same calls in the same order, each on one stream.
+ */
+struct dcpg_peer {
+	uint32_t *flags[DCPK_MAX_RANKS];
+	uint32_t world, self;
+	uint64_t limit_ns;	/* of one wait; then *stuck is set, and neither
+				   this nor a later meeting waits */
+	struct dcpg_stuck *stuck;
+};
+
+int dcpg_peer_init(void);	/* once per device, before the first meeting */
+size_t dcpg_peer_words(uint32_t world);
+
+/* What any rank enqueued before is visible to what all enqueue after. */
+int dcpg_peer_meet(const struct dcpg_peer *, void *stream);
+
+/* Copies `rows` runs of `bytes` (multiples of 16) to each of the n places,
+ * mostly in peers' memory, then meets: all of it in one launch. */
+struct dcpg_push {
+	const void *from;
+	void *to[DCPK_MAX_RANKS];
+	uint32_t n, rows;
+	uint64_t bytes, from_step, to_step;
+};
+
+int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
+    void *stream);
 
 #ifdef __cplusplus
 }

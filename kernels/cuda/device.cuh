@@ -21,6 +21,8 @@
 #include <string.h>
 #include <stdint.h>
 
+#include <atomic>
+
 #include "kernels/kernels.h"
 
 typedef __nv_bfloat16 bf16;
@@ -48,7 +50,8 @@ struct dcpg_layer {		/* of one rank */
 struct dcpg_rank {
 	int dev;
 	cudaStream_t st;
-	cudaEvent_t met;
+	cudaEvent_t met;	/* what it had enqueued at the last meeting */
+	cudaEvent_t end;	/* of the step */
 	cublasLtHandle_t lt;
 	void *lt_ws;
 	uint32_t id, tp, cp, group, dr;	/* dr: rank inside its DCP group */
@@ -71,6 +74,7 @@ struct dcpg_rank {
 	bf16 *qr16;		/* [m][q_lora] normed */
 	bf16 *qh;		/* [m][h][n+r] */
 	bf16 *q;		/* [m][h][c+r] absorbed, roped */
+	uint32_t *flags;	/* DCPK_COMM_PEER: peer.cu's words */
 	bf16 *qg;		/* [M][Hg][c+r] gathered over the group */
 	float *iq;		/* [M][idx_heads][idx_dim] */
 	float *iwf;		/* [M][idx_heads] with every factor */
@@ -145,6 +149,15 @@ struct dcpk_ctx {
 	uint32_t *top_at;	/* pinned, [samples] */
 	uint32_t *own_pinned;
 
+	/* graph.cu: the plan is filled up to a bucket; a graph has this pass's
+	 * work up to the logits, so the operations enqueue nothing */
+	bool padded, replay;
+	struct dcpg_graphs *graphs;
+
+	struct dcpg_stuck *stuck;	/* pinned, [W]; DCPK_COMM_PEER */
+	struct dcpg_nccl *nccl;		/* DCPK_COMM_NCCL, W > 1 */
+	std::atomic<bool> ending;	/* the host waits for the ranks' `end` */
+
 	uint8_t *host;		/* pinned: pages outside the pools, host.cu */
 	dcpk_move *moves;	/* pinned: those of one launch */
 };
@@ -165,6 +178,20 @@ template <typename T> struct dcpg_peers {
 int dcpg_ok(cudaError_t e, const char *what);	/* 0 or -EIO, logged */
 /* Every rank's stream waits for what all ranks have enqueued so far. */
 int dcpg_meet(dcpk_ctx *c);
+/* A rank's side of a meeting by flags in peer memory. */
+struct dcpg_peer dcpg_peer_of(dcpk_ctx *, dcpg_rank *);
+
+/* nccl.cu */
+int dcpg_nccl_open(dcpk_ctx *, dcpk_err *);
+void dcpg_nccl_close(dcpk_ctx *);
+int dcpg_nccl_sum(dcpk_ctx *, float *const y[], size_t n);
+
+/* graph.cu */
+int dcpg_graphs_open(dcpk_ctx *);
+void dcpg_graphs_close(dcpk_ctx *);
+bool dcpg_graph_plan(dcpk_ctx *, const dcpk_plan *);
+int dcpg_graph_begin(dcpk_ctx *);
+int dcpg_graph_end(dcpk_ctx *);
 
 /* select_op.cu: a request's rows or index keys, in order of position */
 int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,

@@ -380,6 +380,8 @@ dcpg_ffn_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	const dcpk_model *m = &c->s.model;
 	int rc = 0;
 
+	if (c->replay)
+		return 0;
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 		dcpg_layer *l = &r->layer[layer];

@@ -303,8 +303,12 @@ score_kernel(const struct dcpg_index_score g, uint32_t run)
 	__syncthreads();
 	launch_wait();
 	launch_next();
+	end = g.len[row];
+	if (g.even)
+		run = ((end + gridDim.x - 1) / gridDim.x + TILE - 1) / TILE *
+		    TILE;
 	first = blockIdx.x * run;
-	end = min(first + run, g.len[row]);
+	end = min(first + run, end);
 	if (first >= end)
 		return;
 	if (threadIdx.x >= WORK) {

@@ -43,6 +43,8 @@ dcpg_embed_op(dcpk_ctx *c, uint32_t rank)
 	embed_args a = {};
 	int rc = 0;
 
+	if (c->replay)
+		return 0;
 	a.hidden = m->hidden;
 	a.half = m->rope / 2;
 	a.factor = m->rope_factor;
@@ -349,12 +351,13 @@ block_n(dcpk_ctx *c, uint32_t s0)
 	return left < c->cap_samples ? left : c->cap_samples;
 }
 
-/* Logits of samples s0.. on every rank, then together on rank 0. */
+/* Logits of samples s0.. on every rank, then together on rank 0. A padded pass
+ * is one block of as many samples as rows. */
 static int
 logits(dcpk_ctx *c, uint32_t s0)
 {
 	const dcpk_model *m = &c->s.model;
-	uint32_t n = block_n(c, s0);
+	uint32_t n = c->padded ? c->rows : block_n(c, s0);
 	int rc = 0;
 
 	if (s0 != 0)
@@ -424,7 +427,9 @@ sample_block(dcpk_ctx *c, uint32_t s0)
 int
 dcpg_head_op(dcpk_ctx *c, uint32_t rank)
 {
-	return logits(c, 0);
+	int rc = c->replay ? 0 : logits(c, 0);
+
+	return rc != 0 ? rc : dcpg_graph_end(c);
 }
 
 int

@@ -503,6 +503,7 @@ score_fast(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.stride = (uint32_t)c->scores_ld;
 	a.max_len = dcpk_shard_len(c->longest, r->dr, c->D);
 	a.page_rows = c->page_rows;
+	a.even = c->padded;
 	return a.max_len == 0 ? 0 : dcpg_index_score(&a, r->st);
 }
 
@@ -658,6 +659,8 @@ dcpg_select_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 {
 	int rc = 0;
 
+	if (c->replay)
+		return 0;
 	if (!c->prefill) {
 		rc = c->fast_index ? decode_fast(c, layer) : decode(c, layer);
 		return rc != 0 ? -EIO : 0;

@@ -47,7 +47,8 @@ struct job {
 	enum dcpk_kv kv, idx;
 	enum dcpk_way way;
 	uint32_t chunk, batch, decode, decode_rows, flags, threads, seed;
-	uint32_t pages, max_ctx, ranks_per_gpu;
+	uint32_t pages, max_ctx, ranks_per_gpu, graph_rows;
+	enum dcpk_comm comm;
 	bool all_logits, select, dummy, latent_eps_config;
 	bool check_gather, check_replicas, keep_all_pages;
 	bool stop_at_eos;	/* a request ends at the model's end tokens */
@@ -146,14 +147,18 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	static const char *const kvs[] = { "f32", "bf16", "fp8", NULL };
 	static const char *const ways[] = { "q", "kv", "a2a", NULL };
 	static const char *const cps[] = { "interleave", "zigzag", NULL };
-	int kv, idx, way, cp;
+	static const char *const comms[] = { "event", "peer", "nccl", NULL };
+	int kv, idx, way, cp, comm;
 
 	kv = pick(o, "kv", kvs, DCPK_KV_F32, err);
 	idx = pick(o, "idx", kvs, kv, err);
 	way = pick(o, "way", ways, DCPK_WAY_KV, err);
 	cp = pick(o, "strategy", cps, DCPK_CP_INTERLEAVE, err);
-	if (kv < 0 || idx < 0 || way < 0 || cp < 0)
+	comm = pick(o, "comm", comms, DCPK_COMM_EVENT, err);
+	if (kv < 0 || idx < 0 || way < 0 || cp < 0 || comm < 0)
 		return err->code;
+	j->comm = (enum dcpk_comm)comm;
+	j->graph_rows = number(o, "graph_rows", 0);
 	j->model = json_string_value(json_object_get(o, "model"));
 	j->out = json_string_value(json_object_get(o, "out"));
 	j->prompts = json_object_get(o, "prompts");
@@ -186,7 +191,8 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	j->keep_all_pages = truth(o, "keep_all_pages");
 	j->stop_at_eos = truth(o, "stop_at_eos");
 	j->flags = DCPK_GUARD | (j->select ? DCPK_KEEP_SELECT : 0) |
-	    (truth(o, "quant_act") ? DCPK_QUANT_ACT : 0);
+	    (truth(o, "quant_act") ? DCPK_QUANT_ACT : 0) |
+	    (truth(o, "fp8_weights") ? DCPK_FP8_WEIGHTS : 0);
 	if (j->batch == 0 || j->batch > MAX_BATCH || j->chunk == 0 ||
 	    j->decode_rows == 0)
 		return dcpd_fail(err, -EINVAL, "batch or chunk out of range");
@@ -637,7 +643,8 @@ device_open(struct run *r, struct dcpd_err *err)
 	    .max_rows = j->batch * j->decode_rows, .max_prefill = j->chunk,
 	    .max_reqs = j->batch, .max_ctx = j->max_ctx,
 	    .threads = j->threads, .flags = j->flags,
-	    .ranks_per_gpu = j->ranks_per_gpu };
+	    .ranks_per_gpu = j->ranks_per_gpu, .comm = j->comm,
+	    .graph_rows = j->graph_rows };
 	struct dcpk_err ke = { "" };
 	int rc;
 

@@ -129,8 +129,15 @@ START_TEST(refused_flags)
 	bad("--engine null --attn-dp-size 2 --tp 8", "--attn-dp-size",
 	    "not built");
 	bad("--model m --dcp-comm nccl", "--dcp-comm", "cuda");
-	bad("--model m --device cuda --dcp-comm nccl", "--dcp-comm nccl",
-	    "not built");
+	bad("--model m --device cuda --dcp-comm nccl --ranks-per-gpu 2",
+	    "--dcp-comm nccl", "a GPU for each rank");
+	bad("--model m --device cuda --dcp-comm peer --ranks-per-gpu 8",
+	    "--dcp-comm peer", "p2p");
+	bad("--model m --device cuda --dcp-comm nccl --cuda-graph-max-bs 8",
+	    "--cuda-graph-max-bs 8", "nccl");
+	bad("--model m --cuda-graph-max-bs 8", "--cuda-graph-max-bs", "cuda");
+	bad("--model m --fp8-gemm-backend cublaslt", "--fp8-gemm-backend",
+	    "cuda");
 	bad("--model m --dcp-comm p2p", "--dcp-comm", "cuda");
 	bad("--model m --ranks-per-gpu 2", "--ranks-per-gpu", "cuda");
 	bad("--model m --device cuda --cpu-threads 2", "--cpu-threads", "cpu");

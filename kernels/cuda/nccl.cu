@@ -1,0 +1,107 @@
+/*
+ * --dcp-comm nccl: the sums of partial products by NCCL's all-reduce. The
+ * library is opened when it is asked for, so nothing is built against it; what
+ * is used of it has been the same in every release of NCCL 2. One thread makes
+ * the calls of all ranks, as one group. Each rank has a GPU of its own.
+ *
+ * An all-reduce ends on a rank only after every rank has begun it, so it stands
+ * for the meeting of the other ways too.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+
+#include <new>
+
+#include "kernels/cuda/device.cuh"
+
+typedef struct ncclComm *comm_t;
+
+enum { NCCL_FLOAT32 = 7, NCCL_SUM = 0 };
+
+struct dcpg_nccl {
+	void *lib;
+	comm_t comm[DCPK_MAX_RANKS];
+	int (*init_all)(comm_t *, int n, const int *devices);
+	int (*destroy)(comm_t);
+	int (*all_reduce)(const void *, void *, size_t, int type, int op,
+	    comm_t, cudaStream_t);
+	int (*group_start)(void);
+	int (*group_end)(void);
+	const char *(*error)(int);
+};
+
+static bool
+symbol(dcpg_nccl *n, const char *name, void *to)
+{
+	return (*(void **)to = dlsym(n->lib, name)) != NULL;
+}
+
+static bool
+symbols(dcpg_nccl *n)
+{
+	return symbol(n, "ncclCommInitAll", &n->init_all) &&
+	    symbol(n, "ncclCommDestroy", &n->destroy) &&
+	    symbol(n, "ncclAllReduce", &n->all_reduce) &&
+	    symbol(n, "ncclGroupStart", &n->group_start) &&
+	    symbol(n, "ncclGroupEnd", &n->group_end) &&
+	    symbol(n, "ncclGetErrorString", &n->error);
+}
+
+int
+dcpg_nccl_open(dcpk_ctx *c, dcpk_err *err)
+{
+	int device[DCPK_MAX_RANKS], rc;
+
+	if (c->s.comm != DCPK_COMM_NCCL || c->W == 1)
+		return 0;
+	c->nccl = new (std::nothrow) dcpg_nccl();
+	if (c->nccl == NULL)
+		return -ENOMEM;
+	c->nccl->lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+	if (c->nccl->lib == NULL || !symbols(c->nccl)) {
+		snprintf(err->text, sizeof err->text, "cuda: --dcp-comm nccl: "
+		    "%.200s; install NCCL 2, or use --dcp-comm p2p",
+		    dlerror());
+		return -ELIBBAD;
+	}
+	for (uint32_t i = 0; i < c->W; i++)
+		device[i] = c->r[i].dev;
+	rc = c->nccl->init_all(c->nccl->comm, (int)c->W, device);
+	if (rc == 0)
+		return 0;
+	snprintf(err->text, sizeof err->text, "cuda: --dcp-comm nccl: %s; "
+	    "NCCL_DEBUG=INFO in the environment says more",
+	    c->nccl->error(rc));
+	return -EIO;
+}
+
+void
+dcpg_nccl_close(dcpk_ctx *c)
+{
+	if (c->nccl == NULL)
+		return;
+	for (uint32_t i = 0; i < c->W; i++)
+		if (c->nccl->comm[i] != NULL)
+			c->nccl->destroy(c->nccl->comm[i]);
+	if (c->nccl->lib != NULL)
+		dlclose(c->nccl->lib);
+	delete c->nccl;
+	c->nccl = NULL;
+}
+
+/* In place: n floats of every rank's y become their sum. */
+int
+dcpg_nccl_sum(dcpk_ctx *c, float *const y[], size_t n)
+{
+	int rc = c->nccl->group_start();
+
+	for (uint32_t i = 0; rc == 0 && i < c->W; i++)
+		rc = c->nccl->all_reduce(y[i], y[i], n, NCCL_FLOAT32,
+		    NCCL_SUM, c->nccl->comm[i], c->r[i].st);
+	if (rc == 0)
+		rc = c->nccl->group_end();
+	if (rc == 0)
+		return 0;
+	fprintf(stderr, "cuda: NCCL: %s\n", c->nccl->error(rc));
+	return -EIO;
+}
