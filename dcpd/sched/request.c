@@ -429,12 +429,15 @@ open_output(struct req *r, bool thinking, struct dcpd_err *err)
 {
 	const struct dcpd_sched_config *c = &r->s->c;
 	const struct dcpd_submit *sub = r->sub;
+	const json_t *many = json_object_get(r->options,
+	    "parallel_tool_calls");
 	bool special = (sub->flags & DCP_SPECIAL_TOKENS) != 0;
 	struct dcpd_out_config oc = {
 		.parser = sub->input == DCP_INPUT_CHAT && !special ?
 		    c->parser : DCPD_PARSE_RAW,
 		.thinking = thinking, .special = special,
 		.tools = json_object_get(r->options, "tools"),
+		.one_call = json_is_false(many),
 		.stop = sub->stop, .n_stop = sub->p.n_stop,
 	};
 	struct dcpd_out_config ec = {
@@ -442,6 +445,9 @@ open_output(struct req *r, bool thinking, struct dcpd_err *err)
 	};
 	int rc;
 
+	if (many != NULL && !json_is_null(many) && !json_is_boolean(many))
+		return dcpd_fail(err, -EINVAL, "options: parallel_tool_calls: "
+		    "want true or false");
 	if (c->tok == NULL)
 		return 0;
 	if (oc.parser != DCPD_PARSE_RAW && thinking)

@@ -8,8 +8,11 @@
  *	gram_merge.c	allOf: two schemas as one
  *	gram_schema.c	a schema as values and definitions: gram_types.c,
  *			gram_names.c and gram_link.c are parts of it
+ *	gram_args.c	a tool's arguments: its schema's object, cut into values
  *	gram_step.c	configurations: one byte further
  *	gram_mask.c	the vocabulary's trie; which tokens may follow
+ *	gram_read.c	a text as far as it has come, token by token
+ *	gram_call.c	a forced call, in the markup of the model's parser
  *	gram.c		what the rest of the daemon sees
  *
  * A grammar is a set of definitions. A scalar (a string, a number, a literal)
@@ -126,6 +129,8 @@ struct gram_prop {
 struct gram_def {
 	enum gram_kind kind;
 	bool lazy;			/* a number: ends before what follows */
+	bool raw;			/* a string without quotes and escapes:
+					   whoever reads knows its end */
 	uint32_t height;		/* containers nested at least; NONE:
 					   no value of it is finite */
 	/* G_DFA; characters min..max where counted */
@@ -171,6 +176,8 @@ struct gram {
 	uint32_t root;			/* value */
 	uint32_t deepest;		/* height of the highest definition */
 	uint64_t bytes;			/* of automata */
+	uint64_t effort;		/* that it took, in their steps */
+	struct gram_args *args;		/* of a tool, or NULL */
 	struct gram_cache cache;
 };
 
@@ -186,6 +193,34 @@ void gram_free(struct gram *);
  */
 json_t *gram_merge(const json_t *a, const json_t *b, struct dcpd_err *);
 
+/* --- a tool's arguments ------------------------------------------------ */
+
+struct gram_arg {
+	char *key;			/* as it is written; extra: NULL */
+	bool required;
+	uint32_t value;			/* as JSON, or */
+	bool text;			/* bare text: any of raw[] */
+	uint32_t *raw, n_raw;
+};
+
+struct gram_args {
+	struct gram_arg *v;		/* they come in this order */
+	uint32_t n;
+	uint32_t must;			/* 1 + last required one, or 0 */
+	bool has_extra;			/* others may follow, named by: */
+	struct gram_arg extra;
+	uint32_t extra_key;		/* raw */
+};
+
+/*
+ * The grammar of a tool's "parameters" (NULL: any object), with .args.
+ * tagged: values end with a tag in the text (DeepSeek's), and must not hold
+ * what looks like one.
+ */
+int gram_args_compile(const json_t *parameters, bool tagged,
+    struct gram **out, struct dcpd_err *);
+void gram_args_free(struct gram_args *);
+
 /* --- configurations ---------------------------------------------------- */
 
 enum { P_START, P_KEY, P_COLON, P_VALUE, P_AFTER };
@@ -197,7 +232,7 @@ enum { P_START, P_KEY, P_COLON, P_VALUE, P_AFTER };
  * characters so far.
  */
 struct gram_item {
-	uint32_t def, q, n;
+	uint32_t def, q, n;		/* G_ROOT: n is the value */
 };
 
 /* A container that is open around the innermost one. */
@@ -285,5 +320,62 @@ int gram_mask(struct gram *, struct gram_trie *, struct gram_step *,
     const struct gram_cfg *, uint32_t *bits);
 void gram_cache_init(struct gram_cache *);
 void gram_cache_free(struct gram_cache *);
+
+/* --- a text that is being written -------------------------------------- */
+
+struct gram_read {
+	struct gram *g;			/* the caller's */
+	struct gram_step step;
+	struct gram_arena store[2];	/* of the configuration, in turn */
+	unsigned turn;
+	struct gram_cfg cfg;
+	bool open;			/* there is one */
+};
+
+/* Each: 0, -ENOMEM; push: -EPROTO, the bytes are not of it: it is over. */
+int gram_read_value(struct gram_read *, struct gram *, uint32_t value);
+int gram_read_raw(struct gram_read *, struct gram *, const uint32_t *defs,
+    uint32_t n);
+int gram_read_push(struct gram_read *, const char *, size_t);
+int gram_read_mask(struct gram_read *, struct gram_trie *, uint32_t *bits);
+bool gram_read_complete(const struct gram_read *);
+void gram_read_close(struct gram_read *);
+
+/* --- a forced call ----------------------------------------------------- */
+
+struct dcpd_grams;
+struct gram_call;
+
+int gram_call_open(struct dcpd_grams *, const json_t *options,
+    const char *only, enum dcpd_parser, struct gram_call **,
+    struct dcpd_err *);
+void gram_call_close(struct gram_call *);
+int gram_call_push(struct gram_call *, uint32_t token);
+int gram_call_mask(struct gram_call *, uint32_t *bits);
+/* The calls are over: only an end token may come. */
+bool gram_call_may_end(const struct gram_call *);
+
+/* --- gram.c, for its parts --------------------------------------------- */
+
+struct dcpd_grams {
+	unsigned magic;
+	struct gram_trie *trie;
+	const struct dcpd_tokenizer *t;
+	uint32_t vocab;
+	uint32_t *eos, n_eos;
+	pthread_mutex_t lock;
+	struct gram *first;		/* newest first */
+	uint32_t n;
+};
+
+enum gram_use { GRAM_JSON, GRAM_ARGS, GRAM_TAGGED };
+/* A schema's grammar (NULL: any object), compiled if it is new; then put. */
+int gram_get(struct dcpd_grams *, const json_t *schema, enum gram_use,
+    struct gram **, struct dcpd_err *);
+void gram_put(struct dcpd_grams *, struct gram *);
+uint32_t gram_token(const struct dcpd_grams *, const char *content);
+bool gram_is_eos(const struct dcpd_grams *, uint32_t token);
+const char *gram_tool_name(const json_t *tool);
+void gram_set_bit(uint32_t *bits, uint32_t id);
 
 #endif

@@ -260,6 +260,7 @@ gram_free(struct gram *g)
 	if (g == NULL)
 		return;
 	gram_cache_free(&g->cache);
+	gram_args_free(g->args);
 	for (uint32_t i = 0; i < g->n_def; i++) {
 		if (g->def[i].own)
 			gram_dfa_free(g->def[i].dfa);
@@ -297,6 +298,9 @@ gram_compile(const json_t *schema, struct gram **out, struct dcpd_err *err)
 	c.g->refs = 1;
 	gram_cache_init(&c.g->cache);
 	rc = schema_compile(&c);
+	/* Looking at a schema is work, too: as much of it is too much. */
+	c.g->effort = c.effort +
+	    (uint64_t)c.work * (GRAM_MAX_EFFORTS / GRAM_MAX_WORK);
 	if (rc == 0)
 		rc = gram_link(c.g, err);
 	if (rc == 0)

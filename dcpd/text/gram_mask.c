@@ -280,13 +280,14 @@ walk_string(struct walk *w, uint32_t node, const struct gram_cfg *c,
 {
 	const struct gram_node *v = w->t->v;
 	const uint16_t *row = d->next + (size_t)q * d->n_cls;
+	bool raw = w->s->g->def[c->it[0].def].raw;
 
 	for (uint32_t k = node + 1; k < v[node].end; k = v[k].end) {
 		uint16_t to = row[d->cls[v[k].byte]];
 
 		if (to == DFA_DEAD)
 			continue;
-		if (d->flags[to] & DFA_ACCEPT) {
+		if ((d->flags[to] & DFA_ACCEPT) && !raw) {
 			struct gram_item it = { c->it[0].def, q, 0 };
 			struct gram_cfg at = *c;
 
@@ -307,7 +308,7 @@ walk_below(struct walk *w, uint32_t node, const struct gram_cfg *c)
 	    &w->s->g->def[c->it[0].def];
 
 	if (c->n == 1 && d != NULL && d->kind == G_DFA && !d->counted &&
-	    !d->lazy) {
+	    (!d->lazy || d->raw)) {
 		walk_string(w, node, c, d->dfa, c->it[0].q);
 		return;
 	}
@@ -569,7 +570,9 @@ gram_mask(struct gram *g, struct gram_trie *t, struct gram_step *s,
     const struct gram_cfg *cfg, uint32_t *bits)
 {
 	struct gram_cached *c = calloc(1, sizeof *c), exits = { 0 };
-	bool string = cfg->n == 1 && cfg->it[0].def == GRAM_STRING;
+	/* Tagged arguments have a string of their own: gram_args.c. */
+	bool string = cfg->n == 1 && cfg->it[0].def == GRAM_STRING &&
+	    g->args == NULL;
 	struct walk w = { .s = s, .t = t, .bits = bits };
 	int rc;
 

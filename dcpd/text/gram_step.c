@@ -231,7 +231,7 @@ awaited(const struct gram *g, const struct gram_item *it, uint32_t depth)
 	const struct gram_def *d;
 
 	if (it->def == G_ROOT)
-		return it->q == P_VALUE ? g->root : GRAM_NONE;
+		return it->q == P_VALUE ? it->n : GRAM_NONE;
 	d = &g->def[it->def];
 	if (d->kind == G_ARRAY)
 		return (it->q == P_START || it->q == P_VALUE) &&
@@ -265,7 +265,7 @@ scalar_byte(const struct gram_def *d, struct gram_item *it, uint8_t b)
 	if (to == DFA_DEAD)
 		return false;
 	if (d->counted && (d->dfa->flags[it->q] & DFA_CHAR)) {
-		if (b == '"') {
+		if (b == '"' && !d->raw) {
 			if (it->n < d->min)
 				return false;
 		} else if (it->n == d->max) {
@@ -284,7 +284,8 @@ scalar_done(const struct gram_def *d, const struct gram_item *it)
 {
 	if (d->kind == G_LIT)
 		return it->q == d->len ? 2 : 0;
-	if (!(d->dfa->flags[it->q] & DFA_ACCEPT))
+	if (!(d->dfa->flags[it->q] & DFA_ACCEPT) ||
+	    (d->raw && d->counted && it->n < d->min))
 		return 0;
 	return d->dfa->final[it->q] ? 2 : 1;
 }
@@ -341,7 +342,7 @@ step_scalar(struct gram_step *s, const struct gram_cfg *in, uint8_t b,
 	if (out->n > 0)
 		return STEP_OK;
 	/* A number ends before what is no part of it. */
-	if (!g->def[in->it[0].def].lazy)
+	if (!g->def[in->it[0].def].lazy || g->def[in->it[0].def].raw)
 		return STEP_DEAD;
 	collect_done(s, in->it, in->n);
 	if (s->n_done == 0)

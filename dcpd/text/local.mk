@@ -23,6 +23,8 @@ libdcpd_a_SOURCES += \
 	dcpd/text/gram_merge.c dcpd/text/gram_nfa.c \
 	dcpd/text/gram_regex.c dcpd/text/gram_number.c \
 	dcpd/text/gram_step.c dcpd/text/gram_mask.c \
+	dcpd/text/gram_read.c dcpd/text/gram_args.c \
+	dcpd/text/gram_call.c \
 	dcpd/text/pool.c
 
 check_PROGRAMS += tests/unit/t_tokenizer
@@ -54,9 +56,10 @@ tests_fuzz_fuzz_text_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 check_PROGRAMS += tests/grammar/gram_walk
 tests_grammar_gram_walk_SOURCES = tests/grammar/gram_walk.c tests/unit/text_util.h
 tests_grammar_gram_walk_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
-TESTS += tests/grammar/test_schemas.py tests/grammar/test_grammar.py
+TESTS += tests/grammar/test_schemas.py tests/grammar/test_calls.py \
+	tests/grammar/test_grammar.py
 EXTRA_DIST += tests/grammar/test_schemas.py tests/grammar/schemas.py \
-	tests/grammar/test_grammar.py \
+	tests/grammar/test_calls.py tests/grammar/test_grammar.py \
 	tests/lib/requirements-schemas.txt
 check_PROGRAMS += tests/unit/t_gram
 TESTS += tests/unit/t_gram

@@ -360,6 +360,10 @@ dcpd_out_push(struct dcpd_out *o, uint32_t id, dcpd_out_fn *fn, void *arg)
 	o->fn = fn;
 	o->arg = arg;
 	rc = push_token(o, id);
+	if (rc == 0 && o->enough) {
+		o->stopped = true;
+		rc = 1;
+	}
 	o->reasoning_tokens += before && o->state == ST_REASONING;
 	return rc;
 }
@@ -436,6 +440,7 @@ dcpd_out_new(const struct dcpd_tokenizer *t, const struct dcpd_out_config *c,
 	o->special = c->special;
 	o->parser = c->special ? DCPD_PARSE_RAW : c->parser;
 	o->tools = c->tools;
+	o->one_call = c->one_call;
 	o->state = o->parser != DCPD_PARSE_RAW && c->thinking ?
 	    ST_REASONING : ST_CONTENT;
 	find_marks(o);
@@ -458,7 +463,7 @@ dcpd_out_reasoning_tokens(const struct dcpd_out *o)
 uint32_t
 dcpd_out_stop(const struct dcpd_out *o)
 {
-	return o->stopped ? o->stopped_by + 1 : 0;
+	return o->stopped && !o->enough ? o->stopped_by + 1 : 0;
 }
 
 uint32_t

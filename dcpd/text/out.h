@@ -44,7 +44,8 @@ struct dcpd_out {
 	enum dcpd_parser parser;
 	bool special;
 	enum out_state state;
-	bool stopped;			/* a stop string was found */
+	bool stopped;			/* a stop string was found, or */
+	bool one_call, enough;		/* the only call is over */
 	uint32_t stopped_by;		/* which, from 0 */
 	bool thought;			/* reasoning is more than space */
 	bool after_call;		/* no content since the last call */
@@ -96,5 +97,7 @@ int out_value_begin_as(struct dcpd_out *, bool string);
 int out_value_text(struct dcpd_out *, const char *, size_t);
 int out_value_end(struct dcpd_out *);
 int out_call_end(struct dcpd_out *);		/* from any state of a call */
+/* Is an argument a string by its tool's schema? key NULL: those not listed. */
+bool out_arg_is_text(const json_t *parameters, const char *key);
 
 #endif

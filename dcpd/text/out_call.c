@@ -129,20 +129,27 @@ schema_types(const json_t *root, const json_t *s, unsigned depth,
 	return types;
 }
 
-/* Types that the schema of the open call gives to an argument. */
+/* Types that a tool's schema gives to an argument; key NULL: to others. */
 static unsigned
-arg_types(const struct dcpd_out *o, const char *key)
+arg_types(const json_t *params, const char *key)
 {
-	const json_t *p = o->params, *s;
+	const json_t *p = params, *s = NULL;
 	const char *ref = json_string_value(json_object_get(p, "$ref"));
 	unsigned steps = SCHEMA_STEPS;
 
 	if (ref != NULL)
-		p = follow_ref(o->params, ref);
-	s = json_object_get(json_object_get(p, "properties"), key);
+		p = follow_ref(params, ref);
+	if (key != NULL)
+		s = json_object_get(json_object_get(p, "properties"), key);
 	if (s == NULL)
 		s = json_object_get(p, "additionalProperties");
-	return schema_types(o->params, s, 0, &steps);
+	return schema_types(params, s, 0, &steps);
+}
+
+bool
+out_arg_is_text(const json_t *params, const char *key)
+{
+	return arg_types(params, key) == T_STRING;
 }
 
 static const json_t *
@@ -361,7 +368,8 @@ out_call_name(struct dcpd_out *o)
 	if (o->name.failed)
 		return -ENOMEM;
 	o->n_args = 0;
-	o->open = o->name.n > 0;	/* without a name there is no call */
+	/* Without a name there is no call. */
+	o->open = o->name.n > 0 && !o->enough;
 	o->params = tool_params(o);
 	if (!o->open)
 		return 0;
@@ -412,7 +420,7 @@ out_value_begin(struct dcpd_out *o)
 	dcpd_buf_add(&o->key, "", 1);	/* a NUL, for a moment */
 	if (o->key.failed)
 		return -ENOMEM;
-	o->types = arg_types(o, o->key.v);
+	o->types = arg_types(o->params, o->key.v);
 	o->key.n--;
 	return out_value_begin_as(o, o->types == T_STRING);
 }
@@ -461,6 +469,7 @@ out_call_end(struct dcpd_out *o)
 	if (rc == 0 && o->open)
 		rc = out_emit(o, DCP_CH_TOOL_ARGS,
 		    o->n_args == 0 ? "{}" : "}", o->n_args == 0 ? 2 : 1);
+	o->enough |= o->one_call && o->calls > 0;
 	o->open = false;
 	o->state = ST_CONTENT;
 	return rc;

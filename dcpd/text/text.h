@@ -84,6 +84,7 @@ struct dcpd_out_config {
 	bool thinking;		/* begins inside reasoning */
 	bool special;		/* special tokens are shown (implies RAW) */
 	const json_t *tools;	/* for typed arguments; borrowed, or NULL */
+	bool one_call;		/* the answer ends with its first call */
 	char *const *stop;	/* stop strings: match in content only (raw:
 				   everywhere), never shown, never over-held */
 	uint32_t n_stop;
@@ -97,7 +98,8 @@ int dcpd_out_new(const struct dcpd_tokenizer *, const struct dcpd_out_config *,
     struct dcpd_out **);
 /*
  * One token in; fn is called for what can be shown now. 1: a stop string
- * matched, the request must end (text after it is dropped); 0; -errno.
+ * matched or the only call is over, the request must end (text after it is
+ * dropped); 0; -errno.
  */
 int dcpd_out_push(struct dcpd_out *, uint32_t id, dcpd_out_fn *fn, void *arg);
 /* The end: what was held back comes out. */

@@ -245,8 +245,9 @@ chat_completions(struct call *call)
 		"max_completion_tokens", "max_tokens", NULL,
 	};
 	static const char *const options[] = {
-		"tools", "tool_choice", "response_format", "thinking",
-		"chat_template_kwargs", "reasoning_effort", NULL,
+		"tools", "tool_choice", "parallel_tool_calls",
+		"response_format", "thinking", "chat_template_kwargs",
+		"reasoning_effort", NULL,
 	};
 	json_t *body = call_json(call), *messages = NULL;
 	struct params p;

@@ -323,11 +323,31 @@ take_tools(struct call *call, const json_t *body, struct params *p)
 	return option_set(p, "tools", out) == 0 ? 0 : no_memory(call);
 }
 
+/* In tool_choice: whether one call is all that may come. */
+static int
+take_one_call(struct call *call, const json_t *choice, struct params *p)
+{
+	const json_t *one = json_object_get(choice,
+	    "disable_parallel_tool_use");
+
+	if (one != NULL && !json_is_null(one) && !json_is_boolean(one)) {
+		call_error(call, 400, "tool_choice", "invalid_value",
+		    "tool_choice.disable_parallel_tool_use must be true or "
+		    "false");
+		return -EINVAL;
+	}
+	if (!json_is_true(one))
+		return 0;
+	return option_set(p, "parallel_tool_calls", json_false()) == 0 ? 0 :
+	    no_memory(call);
+}
+
 static int
 take_tool_choice(struct call *call, const json_t *body, struct params *p)
 {
 	json_t *v = NULL, *to = NULL;
 	const char *type, *name;
+	int rc;
 
 	if (field_json(call, body, "tool_choice", JSON_OBJECT, &v) < 0)
 		return -EINVAL;
@@ -350,7 +370,8 @@ take_tool_choice(struct call *call, const json_t *body, struct params *p)
 		    "name");
 		return -EINVAL;
 	}
-	return option_set(p, "tool_choice", to) == 0 ? 0 : no_memory(call);
+	rc = option_set(p, "tool_choice", to) == 0 ? 0 : no_memory(call);
+	return rc != 0 ? rc : take_one_call(call, v, p);
 }
 
 /* GLM-5.3 always thinks; there, not to ask is no error. */

@@ -149,6 +149,13 @@ add_tools(struct call *call, const json_t *body, const json_t *list,
 }
 
 static int
+no_memory(struct call *call)
+{
+	call_error(call, 500, NULL, "out_of_memory", "out of memory");
+	return -ENOMEM;
+}
+
+static int
 take_tool_choice(struct call *call, const json_t *body, struct params *p)
 {
 	const json_t *v = json_object_get(body, "tool_choice");
@@ -171,10 +178,20 @@ take_tool_choice(struct call *call, const json_t *body, struct params *p)
 		    "name a function, a custom tool or allowed_tools");
 		return -EINVAL;
 	}
-	if (option_set(p, "tool_choice", to) == 0)
+	return option_set(p, "tool_choice", to) == 0 ? 0 : no_memory(call);
+}
+
+static int
+take_parallel(struct call *call, const json_t *body, struct params *p)
+{
+	bool many = true;
+
+	if (field_bool(call, body, "parallel_tool_calls", &many) < 0)
+		return -EINVAL;
+	if (many)
 		return 0;
-	call_error(call, 500, NULL, "out_of_memory", "out of memory");
-	return -ENOMEM;
+	return option_set(p, "parallel_tool_calls", json_false()) == 0 ? 0 :
+	    no_memory(call);
 }
 
 int
@@ -189,9 +206,10 @@ responses_take_tools(struct call *call, const json_t *body, struct params *p)
 	if (rc == 0 && json_array_size(out) > 0) {
 		rc = option_set(p, "tools", json_incref(out));
 		if (rc != 0)
-			call_error(call, 500, NULL, "out_of_memory",
-			    "out of memory");
+			rc = no_memory(call);
 	}
 	json_decref(out);
-	return rc == 0 ? take_tool_choice(call, body, p) : rc;
+	if (rc == 0)
+		rc = take_tool_choice(call, body, p);
+	return rc == 0 ? take_parallel(call, body, p) : rc;
 }

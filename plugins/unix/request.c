@@ -217,7 +217,7 @@ read_input(struct submit *s, const char *key, json_t *v, char **why)
 
 /* What goes on to the chat template and the grammar as it is. */
 static const char *const options[] = {
-	"tools", "tool_choice", "response_format",
+	"tools", "tool_choice", "parallel_tool_calls", "response_format",
 	"chat_template_kwargs", "reasoning_effort", "cache_salt",
 };
 #define N_OPTIONS (sizeof options / sizeof options[0])

@@ -32,6 +32,7 @@ TOOLS = [{"type": "function", "function": {"name": n, "parameters": p}}
         "city": {"type": "string"}}, "required": ["city"]}),
     ("get_time", {"type": "object", "properties": {}}),
     ("get_timezone", {"type": "object", "properties": {}}))]
+ARGS = {"get_weather": ["city"], "get_time": [], "get_timezone": []}
 ASK = [{"role": "user", "content": "Ann has 12 pears. Ben gives Ann 13 more. "
         "How many pears does Ann have now?"}]
 
@@ -133,9 +134,14 @@ def forced_calls(c):
                                **kw)
                 assert a.error is None, a.error_text
                 assert a.calls and a.calls[0][0] in names, (choice, a.calls)
-                assert a.text == "", a.text
-                if a.finish == "tool_calls":
-                    json.loads(a.calls[0][1])
+                assert a.text == "" and a.finish in (
+                    "tool_calls", "length"), a
+                whole = a.calls if a.finish == "tool_calls" else a.calls[:-1]
+                for name, args in whole:
+                    args = json.loads(args)
+                    assert list(args) == ARGS[name], (name, args)
+                    assert all(isinstance(v, str) for v in args.values())
+                assert len(a.calls) == 1 or choice == "required"
     # Where a call may come, JSON need not.
     a = c.generate(chat=[{"role": "user", "content": "What is the weather in "
                           "Kyoto?"}], max_tokens=300, temperature=0.0,
@@ -171,6 +177,10 @@ def refused(c):
             (dict(response_format={"type": "xml"}), -22),
             (dict(response_format="json_object"), -22),
             (dict(tool_choice="required"), -22),
+            (dict(parallel_tool_calls=1), -22),
+            (dict(tool_choice="required", tools=[
+                {"type": "function", "function": {"name": "f", "parameters":
+                 {"properties": {"a": {"not": {}}}}}}]), -22),
             (dict(tool_choice="sometimes"), -22),
             (dict(tools=TOOLS, tool_choice={"type": "function"}), -22),
             (dict(tools=TOOLS, tool_choice={

@@ -242,15 +242,90 @@ def tools_are_called(d):
     assert not d.post(CHAT, body)["choices"][0]["message"].get("tool_calls")
 
 
+BOUND = {"type": "object", "properties": {
+    "unit": {"enum": ["C", "F"]}, "days": {
+        "type": "integer", "minimum": 1, "maximum": 7},
+    "city": {"type": "string", "maxLength": 12}},
+    "required": ["unit", "days", "city"]}
+
+
+def function(name, parameters):
+    return {"name": name, "parameters": parameters}
+
+
+def forced_by_all(d, seed, choice, one):
+    """What comes, per API: [(name, arguments)], and whether it was whole."""
+    functions = [function("forecast", BOUND), function("now", {
+        "type": "object", "properties": {}})]
+    # The model would stop after one by itself.
+    [again] = d.post("/tokenize", {"prompt": "<tool_call>"})["tokens"]
+    hot = {"temperature": 1.5, "seed": seed, "logit_bias": {again: 100}}
+    o = chat(d, tools=[{"type": "function", "function": f}
+                       for f in functions], tool_choice=choice and {
+        "type": "function", "function": {"name": choice}} or "required",
+        parallel_tool_calls=not one, max_tokens=200, **hot, **NO_THINKING)
+    yield [(t["function"]["name"], t["function"]["arguments"]) for t in
+           o["choices"][0]["message"]["tool_calls"]], \
+        o["choices"][0]["finish_reason"] == "tool_calls"
+    o = d.post("/v1/responses", {
+        "input": ASK, "tools": [{"type": "function", **f} for f in functions],
+        "tool_choice": choice and {"type": "function", "name": choice} or
+        "required", "parallel_tool_calls": not one, "max_output_tokens": 200,
+        **hot, **NO_THINKING})
+    assert o["parallel_tool_calls"] is not one, o
+    yield [(t["name"], t["arguments"]) for t in o["output"]
+           if t["type"] == "function_call"], o["status"] == "completed"
+    o = d.post("/v1/messages", {
+        "model": "dcp-tiny", "messages": ASK, "max_tokens": 200, "tools": [
+            {"name": f["name"], "input_schema": f["parameters"]}
+            for f in functions], "tool_choice": dict(
+                choice and {"type": "tool", "name": choice} or
+                {"type": "any"}, disable_parallel_tool_use=one),
+        **dict(hot, temperature=1.0), "thinking": {"type": "disabled"}})
+    yield [(t["name"], json.dumps(t["input"])) for t in o["content"]
+           if t["type"] == "tool_use"], o["stop_reason"] == "tool_use"
+
+
 def a_call_is_forced(d):
-    o = chat(d, tools=TOOLS, temperature=0, max_tokens=60, tool_choice={
-        "type": "function", "function": {"name": "add"}}, **NO_THINKING)
-    c = o["choices"][0]["message"]["tool_calls"][0]["function"]
-    assert c["name"] == "add"
-    if o["choices"][0]["finish_reason"] != "length":
-        json.loads(c["arguments"])
+    """The whole of it, by its schema, however hot the sampling."""
+    n_whole = 0
+    for seed in range(8):
+        for choice in ("forecast", None):
+            for calls, whole in forced_by_all(d, seed, choice, seed % 2 == 0):
+                assert calls, "no call came"
+                n_whole += whole
+                many = seed % 2 == 1 and choice is None
+                assert (len(calls) > 1) == many, (calls, many)
+                for name, arguments in calls if whole else calls[:-1]:
+                    assert name == "forecast" or not choice, name
+                    v = json.loads(arguments)
+                    assert list(v) == (["unit", "days", "city"] if
+                                       name == "forecast" else []), v
+                    assert not v or (
+                        v["unit"] in ("C", "F") and 1 <= v["days"] <= 7 and
+                        len(v["city"]) <= 12), v
+    assert n_whole > 24, n_whole
+    # Not forced, and kept from its end: one call is the end all the same.
+    ask = [{"role": "user", "content": next(iter(rows("tools")))["question"]}]
+    for many in (True, False):
+        o = chat(d, ask, tools=TOOLS, min_tokens=150, max_tokens=160,
+                 parallel_tool_calls=many, temperature=0)
+        assert (o["usage"]["completion_tokens"] < 150) is not many, o
+        assert many or o["choices"][0]["finish_reason"] == "tool_calls", o
+        assert many or len(o["choices"][0]["message"]["tool_calls"]) == 1, o
+    tools = [{"type": "function", "function": function("f", {
+        "type": "object", "properties": {"a": {"not": {}}}})}]
+    for choice in ("required", {"type": "function", "function": {
+            "name": "f"}}):
+        bad(d, CHAT, {"messages": ASK, "tool_choice": choice, "tools": tools},
+            word='"f": parameters: schema at #/properties/a: "not"')
     bad(d, CHAT, {"messages": ASK, "tool_choice": {"type": "function",
                   "function": {"name": "none"}}, "tools": TOOLS})
+    bad(d, CHAT, {"messages": ASK, "parallel_tool_calls": 1},
+        word="parallel_tool_calls")
+    d.post("/v1/messages", {
+        "model": "x", "messages": ASK, "max_tokens": 5, "tool_choice": {
+            "type": "auto", "disable_parallel_tool_use": 1}}, 400)
 
 
 def answers_follow_a_schema(d):

@@ -34,7 +34,8 @@ compile(const char *schema)
 static size_t
 accepted(struct gram *g, const char *text, bool *whole)
 {
-	struct gram_item it = { .def = G_ROOT, .q = P_VALUE };
+	struct gram_item it = { .def = G_ROOT, .q = P_VALUE,
+	    .n = g->root };
 	struct gram_cfg c = { .it = &it, .n = 1 }, next;
 	struct gram_step s;
 	size_t n = 0;
@@ -367,6 +368,7 @@ masks_along(const char *schema, const char *text)
 	struct gram *g = compile(schema);
 	struct gram_step s;
 
+	it.n = g->root;
 	ck_assert_int_eq(gram_step_init(&s, g), 0);
 	for (;; text++) {
 		ck_assert_int_eq(gram_mask(g, trie, &s, &c, bits), 0);
@@ -486,8 +488,10 @@ forced(struct dcpd_grams *gs, const struct dcpd_tokenizer *t,
 	free(bits);
 }
 
-#define TOOL(n) "{\"type\":\"function\",\"function\":{\"name\":\"" n "\"}}"
-#define TOOLS "\"tools\":[" TOOL("get") "," TOOL("get_time") "]"
+#define TOOL(n) "{\"type\":\"function\",\"function\":{\"name\":\"" n "\"," \
+    "\"parameters\":{\"type\":\"object\",\"properties\":{}}}}"
+#define TOOLS "\"parallel_tool_calls\":false,\"tools\":[" TOOL("get") "," \
+    TOOL("get_time") "]"
 
 START_TEST(a_forced_call_has_one_of_the_names)
 {

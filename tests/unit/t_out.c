@@ -46,6 +46,7 @@ record(void *arg, uint32_t channel, uint32_t call, const char *s, size_t n)
 struct how {
 	enum dcpd_parser parser;
 	bool thinking, special, cut;	/* cut: no dcpd_out_finish */
+	bool one;			/* call, and that is all */
 	const char *tools;
 	const char *stop[4];
 };
@@ -55,7 +56,8 @@ run(const struct dcpd_tokenizer *t, const struct how *how,
     const struct dcpd_ids *ids)
 {
 	struct dcpd_out_config c = { .parser = how->parser,
-		.thinking = how->thinking, .special = how->special };
+		.thinking = how->thinking, .special = how->special,
+		.one_call = how->one };
 	struct transcript tr = { 0 };
 	struct dcpd_out *o = NULL;
 	json_t *tools = NULL;
@@ -498,6 +500,28 @@ START_TEST(dsml_calls)
 }
 END_TEST
 
+/* The answer ends with its first call, closed or not; none is none. */
+START_TEST(one_call_is_all)
+{
+	struct how g = { .parser = DCPD_PARSE_GLM, .tools = tools,
+		.one = true };
+	struct how d = { .parser = DCPD_PARSE_DSV32, .one = true };
+
+	expect(glm, &g, "a" CALL(ARG("s", "x")) CALL("") "b",
+	    "[C]a[N0]f[A0]{\"s\": \"x\"}[STOP]");
+	expect(glm, &g, "<tool_call>f" ARG("i", "1") CALL(""),
+	    "[N0]f[A0]{\"i\": 1}[STOP]");
+	expect(glm, &g, "a<tool_call>f" ARG("i", "1"),
+	    "[C]a[N0]f[A0]{\"i\": 1");
+	expect(glm, &g, "a</tool_call>b", "[C]a</tool_call>b");
+	expect(ds, &d, "a" DCALLS(DINV("f", DPAR("i", "false", "3"))
+	    DINV("g", "")) "b", "[C]a[N0]f[A0]{\"i\": 3}[STOP]");
+	expect(ds, &d, "<" D "invoke name=\"f\">\n" DPAR("i", "false", "1")
+	    DINV("g", ""), "[N0]f[A0]{\"i\": 1}[STOP]");
+	expect(ds, &d, "just text", "[C]just text");
+}
+END_TEST
+
 START_TEST(counts)
 {
 	struct dcpd_out_config c = { .parser = DCPD_PARSE_GLM,
@@ -570,6 +594,7 @@ main(void)
 	tcase_add_test(tc, special_tokens_shown_on_demand);
 	tcase_add_test(tc, glm_marks_in_plain_text);
 	tcase_add_test(tc, dsml_calls);
+	tcase_add_test(tc, one_call_is_all);
 	tcase_add_test(tc, counts);
 	tcase_add_test(tc, errors);
 	suite_add_tcase(s, tc);
