@@ -1,6 +1,7 @@
 """The installed units under a real systemd, which is process 1 of namespaces
 of its own: start by a client's connect, hardening with the CPU backend at work,
-reload, watchdog, drain, restart, a wrong configuration, an instance.
+reload, watchdog, drain, restart (with a C program of the installed library
+that lives on), a wrong configuration, an instance.
 
 Needs root and a kernel that lets it make namespaces and mount a cgroup tree;
 elsewhere test_systemd.py stands in with NOTIFY_SOCKET and LISTEN_FDS.
@@ -9,12 +10,14 @@ import glob
 import json
 import os
 import shutil
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 
+SRC = os.environ.get("srcdir", ".")
 BUILD = os.path.abspath(os.environ.get("builddir", "."))
 SYSTEMD = "/usr/lib/systemd/systemd"
 PREFIX = "/usr/local"
@@ -127,11 +130,26 @@ class Machine:
              "-r", "-w", "--", *who, *args], capture_output=True, text=True,
             timeout=timeout, cwd="/")
 
-    def background(self, *args):
+    def background(self, *args, user=None, stdout=subprocess.PIPE):
+        who = [] if user is None else ["setpriv", *user]
         return subprocess.Popen(
             ["nsenter", "-t", self.pid, "-m", "-u", "-i", "-n", "-p", "-C",
-             "-r", "-w", "--", *args], stdout=subprocess.PIPE,
+             "-r", "-w", "--", *who, *args], stdout=stdout,
             stderr=subprocess.PIPE, text=True, cwd="/")
+
+    def compile(self, source, inside):
+        """A program of an installed header and library, by pkg-config."""
+        pc = self.stage + PREFIX + "/lib/pkgconfig"
+        flags = subprocess.run(
+            ["pkg-config", "--cflags", "--libs", "libdcpclient"],
+            env=dict(os.environ, PKG_CONFIG_PATH=pc,
+                     PKG_CONFIG_SYSROOT_DIR=self.stage),
+            check=True, capture_output=True, text=True).stdout.split()
+        copy = os.path.join(self.tmp, os.path.basename(source))
+        shutil.copy(source, copy)
+        subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror",
+                        "-o", self.path(inside), copy, *flags], check=True,
+                       cwd=self.tmp)
 
     def ok(self, *args, **kw):
         r = self.run(*args, **kw)
@@ -228,9 +246,11 @@ def reload_says_what_it_did(m):
     m.conf(**NULL, queue_max=0)
     assert m.run("systemctl", "reload", "dcpd").returncode != 0
     assert "nothing changed" in m.log()
+    refused = m.log(1000).count("nothing changed")
     m.ok("systemctl", "kill", "-s", "HUP", "dcpd")
-    time.sleep(0.5)
-    assert m.show("ActiveState") == "active"
+    until("the file is read", lambda:
+          m.log(1000).count("nothing changed") > refused)
+    until("it is active", lambda: m.show("ActiveState") == "active")
     assert m.show("NRestarts") == "0"
     config = json.loads(m.ok("dcpctl", "config", "-j"))
     assert config["queue-max"] == 60
@@ -240,7 +260,13 @@ def reload_says_what_it_did(m):
 def watchdog_ends_a_stopped_daemon(m):
     m.drop_in("dcpd.service", "dog", "[Service]\nWatchdogSec=8\n")
     m.ok("systemctl", "restart", "dcpd")
-    time.sleep(12)
+
+    def pinged():
+        """When it last said that it lives, in s."""
+        return int(m.show("WatchdogTimestampMonotonic")) / 1e6
+    began = pinged()
+    until("it lives longer than the watchdog waits",
+          lambda: pinged() - began > 10)
     assert m.show("NRestarts") == "0", "the watchdog bit a sound daemon"
     pid, _ = m.main_pid()
     os.kill(pid, signal.SIGSTOP)
@@ -285,11 +311,56 @@ def a_restart_keeps_who_connects_waiting(m):
     assert m.generate(3).returncode == 0
 
 
+def a_program_outlives_restarts(m):
+    """Two restarts, and a daemon that was killed."""
+    m.ok("systemctl", "reset-failed", "dcpd.service", "dcpd.socket")
+    m.ok("systemctl", "restart", "dcpd")
+    m.compile(os.path.join(SRC, "libdcpclient/examples/reconnect.c"),
+              "/usr/local/reconnect")
+    with open(os.path.join(m.tmp, "seen"), "w+") as seen:
+        p = m.background("/usr/local/reconnect", "1000000", user=MEMBER,
+                         stdout=seen)
+
+        def times(what):
+            assert p.poll() is None, "it gave up: " + p.stderr.read()
+            seen.seek(0)
+            return [float(t) for t, word in
+                    (x.split() for x in seen if x.endswith("\n"))
+                    if word == what]
+        ms = []
+        for how in "restart", "restart", "kill":
+            # Five starts within 10 s are systemd's limit.
+            m.ok("systemctl", "reset-failed", "dcpd.service", "dcpd.socket")
+            lost, before = len(times("lost")), len(times("answered"))
+            until("it is answered",
+                  lambda: len(times("answered")) > before + 2)
+            end = os.pidfd_open(m.main_pid()[0])
+            if how == "restart":
+                m.ok("systemctl", "restart", "--no-block", "dcpd")
+            else:
+                signal.pidfd_send_signal(end, signal.SIGKILL)
+            assert select.select([end], [], [], 60)[0], "it does not end"
+            ended = time.time()
+            os.close(end)
+            until("it sees the end", lambda: len(times("lost")) > lost)
+            ms.append((times("lost")[lost] - ended) * 1e3)
+            before = len(times("answered"))
+            until("it goes on", lambda: len(times("answered")) > before + 2)
+            assert len(times("connected")) == len(times("lost")) + 1
+        # nsenter's child is the program.
+        with open(f"/proc/{p.pid}/task/{p.pid}/children") as f:
+            os.kill(int(f.read()), signal.SIGKILL)
+        p.wait()
+    print("  -EPIPE seen after the end of the process: " +
+          ", ".join(f"{x:.0f} ms" for x in ms))
+    assert min(ms) < 100 and max(ms) < 5000, ms
+
+
 def a_wrong_configuration_is_not_tried_again(m):
     before = m.show("NRestarts")
     m.conf(**NULL, dcp_size=3)
     assert m.run("systemctl", "restart", "dcpd").returncode != 0
-    time.sleep(3)
+    # Not "activating", as while a restart is due.
     assert m.show("ActiveState") == "failed"
     assert m.show("ExecMainStatus") == "78"
     assert m.show("NRestarts") in ("0", before)
@@ -312,7 +383,7 @@ def an_instance_is_a_unit(m):
 
 CASES = [connecting_starts_it_hardened, reload_says_what_it_did,
          watchdog_ends_a_stopped_daemon, stop_drains,
-         a_restart_keeps_who_connects_waiting,
+         a_restart_keeps_who_connects_waiting, a_program_outlives_restarts,
          a_wrong_configuration_is_not_tried_again, an_instance_is_a_unit]
 
 
