@@ -252,6 +252,13 @@ bad_prompt(struct call *call)
 	return -EINVAL;
 }
 
+static int
+no_memory(struct call *call)
+{
+	call_error(call, 503, NULL, "out_of_memory", "no memory");
+	return -ENOMEM;
+}
+
 /* 0: the engine is not there to say. */
 static json_int_t
 vocabulary(const struct call *call)
@@ -289,7 +296,7 @@ take_ids(struct call *call, const json_t *list, struct gen_prompt *out)
 		ids[i] = (uint32_t)id;
 	}
 	*out = (struct gen_prompt){ ids, n * sizeof *ids };
-	return ids != NULL ? 0 : bad_prompt(call);
+	return ids != NULL ? 0 : no_memory(call);
 }
 
 static int
@@ -319,7 +326,7 @@ take_prompts(struct call *call, const json_t *body, struct prompts *p)
 	*p = (struct prompts){ .ids = json_is_array(one) };
 	p->v = calloc(n, sizeof *p->v);
 	if (p->v == NULL)
-		return bad_prompt(call);
+		return no_memory(call);
 	for (i = 0; i < n && rc == 0; i++) {
 		one = list ? json_array_get(v, i) : v;
 		rc = p->ids ? take_ids(call, one, &p->v[i]) :
@@ -371,21 +378,25 @@ take_own(struct call *call, const json_t *body, struct params *p,
 	o->no_answer = max == 0;
 	p->r.max_tokens = max > 0 ? (uint32_t)max : 1;
 	p->r.flags |= o->echo ? DCP_ECHO : 0;
-	return params_option(p, body, "response_format");
+	return params_option(p, body, "response_format") == 0 ? 0 :
+	    no_memory(call);
 }
 
 void
 completions(struct call *call)
 {
 	static const char *const names[] = { NULL };
-	struct completion *own = calloc(1, sizeof *own);
 	struct prompts prompts = { 0 };
 	json_t *body = call_json(call);
+	struct completion *own;
 	struct params p;
 
-	if (body == NULL || own == NULL ||
-	    params_parse(call, body, names, &p) != 0) {
-		free(own);
+	if (body == NULL || params_parse(call, body, names, &p) != 0)
+		return;
+	own = calloc(1, sizeof *own);
+	if (own == NULL) {
+		no_memory(call);
+		params_free(&p);
 		return;
 	}
 	if (take_own(call, body, &p, own) != 0 ||
