@@ -4,10 +4,12 @@
  * fault can be armed at any time, and the test sees whether it came.
  *
  * Interposes calls of the daemon and of its libraries; what libc calls within
- * itself is not seen, except for memory.
+ * itself is not seen, except for memory. $DCPD_FAULT_TRACE: each fault's
+ * backtrace goes to standard error.
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -30,7 +32,9 @@ struct control {
 	int64_t hits;		/* how often it failed: 0 or 1 */
 };
 
+#define FRAMES 24
 static struct control *ctl;
+static int trace;
 
 /* A real function, looked up at its first call. */
 #define REAL(ret, name, ...) \
@@ -49,6 +53,10 @@ map_control(void)
 		return;
 	p = mmap(NULL, sizeof *ctl, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);
+	trace = getenv("DCPD_FAULT_TRACE") != NULL;
+	/* The first call loads the unwinder. */
+	if (trace)
+		backtrace((void *[1]){ 0 }, 1);
 	if (p != MAP_FAILED)
 		__atomic_store_n(&ctl, p, __ATOMIC_RELEASE);
 }
@@ -58,6 +66,7 @@ static int
 fails(int func)
 {
 	struct control *c = __atomic_load_n(&ctl, __ATOMIC_ACQUIRE);
+	void *frame[FRAMES];
 
 	if (c == NULL || __atomic_load_n(&c->func, __ATOMIC_ACQUIRE) != func)
 		return 0;
@@ -65,6 +74,8 @@ fails(int func)
 	if (__atomic_sub_fetch(&c->left, 1, __ATOMIC_ACQ_REL) != 0)
 		return 0;
 	__atomic_fetch_add(&c->hits, 1, __ATOMIC_RELEASE);
+	if (trace)
+		backtrace_symbols_fd(frame, backtrace(frame, FRAMES), 2);
 	return 1;
 }
 

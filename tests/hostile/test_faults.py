@@ -245,6 +245,27 @@ def web(path):
     ask(path, "GET", "/metrics")
 
 
+def lines(path):
+    """The same over the Unix front end: each line may be refused."""
+    asks = [{"id": 1, "prompt": "The river", "max_tokens": 4},
+            {"id": 2, "tokens": [1, 2], "max_tokens": 4, "stream": True},
+            {"id": 3, "messages": [{"role": "user", "content": "How many?"}],
+             "max_tokens": 4}, {"id": 2, "op": "cancel"}, {"op": "status"}]
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(20)
+        try:
+            s.connect(path)
+            s.sendall(b"".join(json.dumps(a).encode() + b"\n"
+                               for a in asks))
+            s.shutdown(socket.SHUT_WR)
+            while s.recv(65536):
+                pass
+        except TimeoutError:
+            raise AssertionError("the Unix front end: no answer")
+        except OSError:
+            pass
+
+
 def admin(d):
     for cmd in ["status"], ["requests"], ["clients"], ["check"]:
         d.ctl(*cmd, "-j")
@@ -302,16 +323,18 @@ def main():
     for func in FUNCS:
         n = starting(fault, func, ARGS, 2.5)
         print(f"start, {func}: {n} starts", flush=True)
-    for func in "malloc", "mmap", "read", "pthread_create", "dlopen":
+    for func in FUNCS if LONG else ("malloc", "mmap", "read",
+                                    "pthread_create", "dlopen"):
         n = starting(fault, func, ARGS + MORE, 6)
         print(f"start with front ends, {func}: {n} starts", flush=True)
     with tempfile.TemporaryDirectory() as tmp, \
             Daemon(*ARGS, *MORE, *front_ends(tmp), env=fault.env) as d:
-        h = os.path.join(tmp, "h")
+        h, u = os.path.join(tmp, "h"), os.path.join(tmp, "u")
         parts = [("the ring", lambda: scenario(d), 3),
                  ("a slow reader", lambda: slow_reader(d), 8),
                  ("the admin", lambda: admin(d), 4),
-                 ("HTTP", lambda: web(h), 3)]
+                 ("HTTP", lambda: web(h), 3),
+                 ("Unix", lambda: lines(u), 3)]
         for _, what, _ in parts:
             what()
         base = settled(d)
