@@ -78,6 +78,50 @@ make_bell(int fds[2])
 	return 0;
 }
 
+/*
+ * Each write to a doorbell must be an edge, though nobody reads it. Linux 5.5
+ * to 5.13 told only of a write to an empty pipe (5.14 and their later releases
+ * tell of every one again): there a client's second ring would be lost.
+ */
+static int
+try_bell(int ep, const int fds[2])
+{
+	struct epoll_event e = { .events = EPOLLIN | EPOLLET };
+	int rung;
+
+	if (epoll_ctl(ep, EPOLL_CTL_ADD, fds[0], &e) < 0)
+		return -errno;
+	for (rung = 0; rung < 2; rung++) {
+		if (write(fds[1], "", 1) != 1)
+			return -errno;
+		if (epoll_wait(ep, &e, 1, 0) != 1)
+			return -ENOTSUP;
+	}
+	return 0;
+}
+
+int
+ipc_bell_check(struct dcpd_err *err)
+{
+	int ep = epoll_create1(EPOLL_CLOEXEC), fds[2] = { -1, -1 };
+	int rc = ep < 0 ? -errno : make_bell(fds);
+
+	if (rc == 0)
+		rc = try_bell(ep, fds);
+	if (fds[0] >= 0) {
+		close(fds[0]);
+		close(fds[1]);
+	}
+	if (ep >= 0)
+		close(ep);
+	if (rc == -ENOTSUP)
+		return dcpd_fail(err, rc, "the kernel does not tell epoll of a "
+		    "write to a pipe that is not empty, as Linux 5.5 to 5.13 "
+		    "at first did not: start dcpd under Linux 5.14 or later");
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "doorbell: %s",
+	    strerror(-rc));
+}
+
 static void
 write_header(const struct dcpd_ipc *ipc, uint8_t *srv)
 {

@@ -195,6 +195,8 @@ void ipc_activate(struct dcpd_client *);
 void hello_accept(struct dcpd_ipc *);
 void hello_read(struct pending *);
 int hello_expire(struct dcpd_ipc *);	/* ms to the next deadline, or -1 */
+/* At start: does this kernel tell of every ring of a doorbell? */
+int ipc_bell_check(struct dcpd_err *);
 void pending_free(struct dcpd_ipc *, struct pending *);
 
 /* client.c */
