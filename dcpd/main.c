@@ -23,6 +23,7 @@
 
 #include "dcpd/admin/counters.h"
 #include "dcpd/admin/crash.h"
+#include "dcpd/base/thread.h"
 #include "dcpd/daemon.h"
 #include "dcpd/plugin/plugin.h"
 #include "dcpd/reload.h"
@@ -103,9 +104,9 @@ start_signals(struct dcpd_daemon *d, struct dcpd_err *err)
 	sig.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (sig.fd < 0)
 		return dcpd_fail(err, -errno, "eventfd: %s", strerror(errno));
-	rc = pthread_create(&t, NULL, signal_main, NULL);
+	rc = dcpd_thread_start(&t, signal_main, NULL);
 	if (rc != 0)
-		return dcpd_fail(err, -rc, "signal thread: %s", strerror(rc));
+		return dcpd_fail(err, rc, "signal thread: %s", strerror(-rc));
 	pthread_detach(t);
 	return 0;
 }
@@ -230,7 +231,7 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 	dcpd_reload_close();
 	if (err->code == 0)
 		drain(d, err);
-	if (pthread_create(&t, NULL, force_main, NULL) == 0)
+	if (dcpd_thread_start(&t, force_main, NULL) == 0)
 		pthread_detach(t);
 	return err->code;
 }

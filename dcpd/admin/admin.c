@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "dcpd/admin/admin.h"
+#include "dcpd/base/thread.h"
 
 #define CONNS 16
 #define LINE_MAX_BYTES (4u << 20)	/* of one request: a pin of a long text */
@@ -160,7 +161,7 @@ slow_start(struct dcpd_admin *a, struct conn *c,
 	s->request = request;
 	s->answer = NULL;
 	s->done = false;
-	if (pthread_create(&s->thread, NULL, slow_main, a) != 0) {
+	if (dcpd_thread_start(&s->thread, slow_main, a) != 0) {
 		json_decref(request);
 		conn_error(a, c, "no thread for this command");
 		return;
@@ -403,9 +404,9 @@ dcpd_admin_start(int listen_fd, struct dcpd_run *run, struct dcpd_admin **out,
 		rc = dcpd_fail(err, -errno, "eventfd: %s", strerror(errno));
 		goto out_free;
 	}
-	rc = pthread_create(&a->thread, NULL, admin_main, a);
+	rc = dcpd_thread_start(&a->thread, admin_main, a);
 	if (rc != 0) {
-		rc = dcpd_fail(err, -rc, "admin thread: %s", strerror(rc));
+		rc = dcpd_fail(err, rc, "admin thread: %s", strerror(-rc));
 		goto out_fd;
 	}
 	*out = a;

@@ -24,17 +24,19 @@
 
 #include "dcpd/admin/crash.h"
 #include "dcpd/admin/stats.h"
+#include "dcpd/base/thread.h"
 
 #define FRAMES 64
 #define MODULES 64
-#define STACK_BYTES (64u << 10)
 #define OTHER_MS 1000		/* the step thread has so long for its part */
+#define WAIT_MS 5000		/* other threads that crash, for the report */
 #define ASK_SIGNAL SIGRTMIN	/* to it */
 
 static const int fatal[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT };
 
 static char dir[3800];		/* "" : to standard error */
 static _Atomic int step_tid;	/* 0: none yet */
+static _Atomic int reporter;	/* the thread that reports; 0: none has */
 static _Atomic bool reported;
 static _Atomic bool asked;	/* the step thread has not written its part */
 static int report_fd = -1;
@@ -313,21 +315,60 @@ report(const char *why, int signo, const void *at)
 	flush(&err);
 }
 
+/* The first who asks reports. *by: the thread that does, or did. */
+static bool
+may_report(int *by)
+{
+	int none = 0;
+
+	*by = (int)syscall(SYS_gettid);
+	if (atomic_compare_exchange_strong(&reporter, &none, *by))
+		return true;
+	*by = none;
+	return false;
+}
+
+/* Another thread may crash of what this one did: let it write its report to
+ * the end, then end the process if it has not. */
+static void
+wait_for_report(void)
+{
+	struct timespec ms = { .tv_nsec = 1000000 };
+
+	for (unsigned i = 0; i < WAIT_MS && !atomic_load(&reported); i++)
+		nanosleep(&ms, NULL);
+}
+
 static void
 on_fatal(int signo, siginfo_t *info, void *context)
 {
-	/* Another thread is at it, or a report was made: it ends us. */
-	if (!atomic_exchange(&reported, true))
+	struct out err = { .fd = STDERR_FILENO };
+	int by;
+
+	if (may_report(&by)) {
 		report("signal", signo, info->si_addr);
-	/* The action is the default again; this is delivered on return. */
+		atomic_store(&reported, true);
+	} else if (by != (int)syscall(SYS_gettid)) {
+		wait_for_report();
+	} else if (!atomic_load(&reported)) {
+		signal(signo, SIG_DFL);		/* a third time ends it */
+		put_name(&err, "crash: signal ", (uint64_t)signo);
+		put(&err, " while its report was written, which is cut off\n");
+		flush(&err);
+	}
+	signal(signo, SIG_DFL);
 	raise(signo);
 }
 
 void
 dcpd_crash_report(const char *why)
 {
-	if (!atomic_exchange(&reported, true))
-		report(why, 0, NULL);
+	int by;
+
+	if (!may_report(&by))
+		return;
+	report(why, 0, NULL);
+	atomic_store(&reported, true);
 }
 
 /* --- start --------------------------------------------------------------- */
@@ -409,10 +450,10 @@ find_dir(const char *given, struct dcpd_err *err)
 int
 dcpd_crash_init(const char *given, struct dcpd_err *err)
 {
-	static char stack[STACK_BYTES];
+	static char stack[DCPD_SIGNAL_STACK];
 	const stack_t ss = { .ss_sp = stack, .ss_size = sizeof stack };
 	struct sigaction sa = { .sa_sigaction = on_fatal, .sa_flags =
-	    SA_SIGINFO | SA_ONSTACK | (int)SA_RESETHAND };
+	    SA_SIGINFO | SA_ONSTACK | SA_NODEFER };
 	struct sigaction ask = { .sa_handler = on_ask, .sa_flags =
 	    SA_RESTART };
 	void *frame[4];
@@ -423,7 +464,8 @@ dcpd_crash_init(const char *given, struct dcpd_err *err)
 	/* The first call loads the unwinder, which allocates. */
 	backtrace(frame, 4);
 	dl_iterate_phdr(note_module, NULL);
-	/* A stack that ran over is told on another: the main thread's. */
+	/* A stack that ran over is told on another: the main thread's; the
+	 * others have theirs from dcpd_thread_start. */
 	sigaltstack(&ss, NULL);
 	sigaction(ASK_SIGNAL, &ask, NULL);
 	for (unsigned i = 0; i < sizeof fatal / sizeof fatal[0]; i++) {

@@ -21,6 +21,11 @@ TESTS += tests/unit/t_histograms
 tests_unit_t_histograms_SOURCES = tests/unit/t_histograms.c
 tests_unit_t_histograms_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
+check_PROGRAMS += tests/unit/t_crash
+TESTS += tests/unit/t_crash
+tests_unit_t_crash_SOURCES = tests/unit/t_crash.c
+tests_unit_t_crash_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
 check_PROGRAMS += tests/unit/t_options
 TESTS += tests/unit/t_options
 tests_unit_t_options_SOURCES = tests/unit/t_options.c

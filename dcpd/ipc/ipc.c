@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dcpd/base/thread.h"
 #include "dcpd/ipc/ipc_internal.h"
 
 #define EVENTS 64
@@ -324,6 +325,9 @@ open_fds(struct dcpd_ipc *ipc, struct dcpd_err *err)
 	ipc->epfd = epoll_create1(EPOLL_CLOEXEC);
 	if (ipc->kick < 0 || ipc->epfd < 0)
 		return dcpd_fail(err, -errno, "epoll: %s", strerror(errno));
+	rc = ipc_bell_check(err);
+	if (rc < 0)
+		return rc;
 	if (ipc->cfg.path != NULL) {
 		rc = dcpd_listen_open(ipc->cfg.path, SOCK_SEQPACKET,
 		    ipc->cfg.mode != 0 ? ipc->cfg.mode : 0660, "--socket",
@@ -390,7 +394,7 @@ dcpd_ipc_start(const struct dcpd_ipc_config *cfg,
 	if (rc == 0)
 		rc = open_fds(ipc, err);
 	if (rc == 0) {
-		rc = -pthread_create(&ipc->thread, NULL, intake, ipc);
+		rc = dcpd_thread_start(&ipc->thread, intake, ipc);
 		if (rc < 0)
 			dcpd_fail(err, rc, "intake thread: %s", strerror(-rc));
 	}

@@ -16,6 +16,7 @@
 #include "dcpd/admin/counters.h"
 #include "dcpd/admin/crash.h"
 #include "dcpd/admin/stats.h"
+#include "dcpd/base/thread.h"
 #include "dcpd/sched/sched_i.h"
 
 static const char stopping_text[] =
@@ -675,7 +676,7 @@ dcpd_sched_start(const struct dcpd_sched_config *c, struct dcpd_sched **out,
 		return dcpd_fail(err, rc, "scheduler: %s", strerror(-rc));
 	DCPD_GAUGE(pages_total, c->engine->pages);
 	dcpd_sched_gauges(s);
-	rc = -pthread_create(&s->thread, NULL, step_main, s);
+	rc = dcpd_thread_start(&s->thread, step_main, s);
 	if (rc != 0) {
 		destroy(s);
 		return dcpd_fail(err, rc, "scheduler: no thread: %s",

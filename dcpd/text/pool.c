@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dcpd/base/thread.h"
 #include "dcpd/text/text.h"
 
 #define POOL_MAGIC 0x706f6f6cu
@@ -122,12 +123,12 @@ start_threads(struct dcpd_textpool *p, unsigned threads)
 		sigdelset(&set, own[i]);
 	pthread_sigmask(SIG_SETMASK, &set, &old);
 	while (p->n < threads && rc == 0) {
-		rc = pthread_create(&p->thread[p->n], NULL, worker, p);
+		rc = dcpd_thread_start(&p->thread[p->n], worker, p);
 		if (rc == 0)
 			pthread_setname_np(p->thread[p->n++], "dcpd-text");
 	}
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	return -rc;
+	return rc;
 }
 
 int
