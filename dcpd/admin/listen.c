@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "dcpd/admin/listen.h"
+#include "dcpd/base/stale.h"
 
 /* The folder of path, opened and locked: two daemons that start at once must
  * not both find the same stale socket. */
@@ -48,36 +49,17 @@ lock_folder(const char *path, const char *flag, int *out, struct dcpd_err *err)
 	return 0;
 }
 
-/* 0: nothing at path any more. */
 static int
 clear_path(const struct sockaddr_un *sa, int type, const char *flag,
     struct dcpd_err *err)
 {
-	const char *path = sa->sun_path;
-	struct stat st;
-	int fd, e;
+	int rc = dcpd_stale_remove(sa, type);
 
-	if (lstat(path, &st) != 0)
-		return errno == ENOENT ? 0 : dcpd_fail(err, -errno, "%s %s: %s",
-		    flag, path, strerror(errno));
-	if (!S_ISSOCK(st.st_mode))
-		return dcpd_fail(err, -EEXIST, "%s %s: exists and is not a "
-		    "socket; remove it, or give another path", flag, path);
-	fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return dcpd_fail(err, -errno, "socket: %s", strerror(errno));
-	e = connect(fd, (const struct sockaddr *)sa, sizeof *sa) == 0 ? 0 :
-	    errno;
-	close(fd);
-	if (e != ECONNREFUSED && e != ENOENT)
-		return dcpd_fail(err, -EADDRINUSE, "%s %s: in use: %s; stop "
-		    "that process, or give another path", flag, path,
-		    e == 0 || e == EAGAIN || e == EPROTOTYPE ?
-		    "a process listens on it" : strerror(e));
-	if (unlink(path) != 0 && errno != ENOENT)
-		return dcpd_fail(err, -errno, "%s %s: a stale socket that "
-		    "cannot be removed: %s", flag, path, strerror(errno));
-	return 0;
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s %s: %s", flag,
+	    sa->sun_path, rc == -EEXIST ? "exists and is not a socket; remove "
+	    "it, or give another path" : rc == -EADDRINUSE ? "in use: a "
+	    "process listens on it; stop that process, or give another path" :
+	    strerror(-rc));
 }
 
 static int

@@ -16,6 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "dcpd/base/stale.h"
 #include "plugins/http/listen.h"
 #include "plugins/http/why.h"
 
@@ -151,28 +152,6 @@ open_tcp(const char *spec, struct one *l, char **why)
 
 /* --- unix:PATH --------------------------------------------------------- */
 
-/* A socket that a dead process left is removed, nothing else is. */
-static int
-make_way(const char *path, const struct sockaddr_un *sa)
-{
-	struct stat st;
-	int fd, rc;
-
-	if (lstat(path, &st) != 0)
-		return errno == ENOENT ? 0 : -errno;
-	if (!S_ISSOCK(st.st_mode))
-		return -EEXIST;
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return -errno;
-	rc = connect(fd, (const struct sockaddr *)sa, sizeof *sa) == 0 ||
-	    errno != ECONNREFUSED ? -EADDRINUSE : 0;
-	close(fd);
-	if (rc == 0 && unlink(path) != 0)
-		rc = -errno;
-	return rc;
-}
-
 static int
 open_unix(const char *path, struct one *l, char **why)
 {
@@ -182,7 +161,7 @@ open_unix(const char *path, struct one *l, char **why)
 	if (strlen(path) >= sizeof sa.sun_path)
 		return -ENAMETOOLONG;
 	memcpy(sa.sun_path, path, strlen(path) + 1);
-	rc = make_way(path, &sa);
+	rc = dcpd_stale_remove(&sa, SOCK_STREAM);
 	if (rc != 0)
 		return http_why(why, rc, "listen: unix:%s: %s", path,
 		    rc == -EADDRINUSE ? "another process listens there" :

@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dcpd/base/stale.h"
 #include "plugins/unix/unix.h"
 
 #define SYSTEMD_NAME "dcpd-unix"	/* FileDescriptorName= of its unit */
@@ -156,34 +157,6 @@ on_accept(evutil_socket_t listening, short what, void *arg)
 
 /* --- listening ----------------------------------------------------------- */
 
-/* 0: nothing is at that path any more. */
-static int
-clear_path(const struct sockaddr_un *sa, char **why)
-{
-	struct stat st;
-	int fd, e;
-
-	if (lstat(sa->sun_path, &st) != 0)
-		return errno == ENOENT ? 0 : -errno;
-	if (!S_ISSOCK(st.st_mode)) {
-		*why = unix_why("%s: exists and is not a socket; remove it, "
-		    "or give another path", sa->sun_path);
-		return -EEXIST;
-	}
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return -errno;
-	e = connect(fd, (const struct sockaddr *)sa, sizeof *sa) == 0 ? 0 :
-	    errno;
-	close(fd);
-	if (e != ECONNREFUSED) {
-		*why = unix_why("%s: in use; stop that process, or give "
-		    "another path", sa->sun_path);
-		return -EADDRINUSE;
-	}
-	return unlink(sa->sun_path) == 0 || errno == ENOENT ? 0 : -errno;
-}
-
 static int
 bind_path(struct listener *l, const struct sockaddr_un *sa,
     const struct unix_config *cfg)
@@ -223,7 +196,13 @@ open_path(struct listener *l, const char *path, const struct unix_config *cfg,
 		return -ENAMETOOLONG;
 	}
 	strcpy(sa.sun_path, path);
-	rc = clear_path(&sa, why);
+	rc = dcpd_stale_remove(&sa, SOCK_STREAM);
+	if (rc == -EEXIST)
+		*why = unix_why("%s: exists and is not a socket; remove it, "
+		    "or give another path", path);
+	else if (rc == -EADDRINUSE)
+		*why = unix_why("%s: in use; stop that process, or give "
+		    "another path", path);
 	if (rc == 0)
 		rc = bind_path(l, &sa, cfg);
 	if (rc != 0 && *why == NULL)
