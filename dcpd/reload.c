@@ -111,12 +111,12 @@ apply(struct dcpd_daemon *d, json_t *config, json_t *changed)
 	d->run.stuck_after = o->stuck_after;
 	dcpd_sched_limits(d->sched, o->queue_max, o->max_requests_uid);
 	dcpd_ipc_limits(d->ipc, &l);
-	pthread_rwlock_wrlock(&d->run.lock);
+	pthread_mutex_lock(&d->run.config_lock);
 	json_decref(d->run.config);
 	json_decref(d->run.changed);
 	d->run.config = config;
 	d->run.changed = changed;
-	pthread_rwlock_unlock(&d->run.lock);
+	pthread_mutex_unlock(&d->run.config_lock);
 }
 
 static void

@@ -679,6 +679,7 @@ start_run(struct dcpd_daemon *d, struct dcpd_err *err)
 	struct dcpd_run *r = &d->run;
 
 	pthread_rwlock_init(&r->lock, NULL);
+	pthread_mutex_init(&r->config_lock, NULL);
 	r->started = dcpd_now();
 	r->stuck_after = d->opt.stuck_after;
 	r->about = json_object();

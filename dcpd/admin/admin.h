@@ -47,6 +47,8 @@ struct dcpd_run {
 						   it; NULL: there is none */
 	_Atomic double stuck_after;	/* s; --stuck-after */
 	json_t *about;			/* model, layout, plan: for status */
+	/* A lock of their own: a reload does not wait for a slow command. */
+	pthread_mutex_t config_lock;
 	json_t *config;			/* effective flags */
 	json_t *changed;		/* those that are not the default */
 	/* A command's own thread, without the lock. */

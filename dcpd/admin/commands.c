@@ -286,11 +286,15 @@ static json_t *
 config(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 {
 	const char *op = json_string_value(json_object_get(request, "op"));
+	bool all = op == NULL || strcmp(op, "show") == 0;
+	json_t *r;
 
-	if (op == NULL || strcmp(op, "show") == 0)
-		return json_incref(run->config);
-	if (strcmp(op, "changed") == 0)
-		return json_incref(run->changed);
+	if (all || strcmp(op, "changed") == 0) {
+		pthread_mutex_lock(&run->config_lock);
+		r = json_incref(all ? run->config : run->changed);
+		pthread_mutex_unlock(&run->config_lock);
+		return r;
+	}
 	dcpd_fail(err, -EINVAL, "config: \"op\": want \"show\" or "
 	    "\"changed\"");
 	return NULL;
