@@ -24,9 +24,6 @@ check_cuda(const struct dcpd_options *o, struct dcpd_err *err)
 	if (o->quantize_activations)
 		return dcpd_fail(err, -EINVAL, "--quantize-activations: only "
 		    "with --device cpu, a GPU does it anyway; leave it out");
-	if (o->fp8_gemm == DCPD_FP8_CUBLASLT)
-		return dcpd_fail(err, -EINVAL, "--fp8-gemm-backend cublaslt: "
-		    "not built yet; use bf16");
 	if (!DCPD_GIVEN(o, dcp_comm) || o->dcp_comm == DCPD_COMM_P2P)
 		return 0;
 	if (o->ranks_per_gpu > 1)
@@ -257,6 +254,10 @@ dcpd_options_quantization(const struct dcpd_options *o,
 		return dcpd_fail(err, -EINVAL, "--quantize-activations: the "
 		    "checkpoint %.200s is not quantised, so its products are "
 		    "not either; leave it out", o->model);
+	if (o->fp8_gemm == DCPD_FP8_CUBLASLT && strcmp(has, "fp8") != 0)
+		return dcpd_fail(err, -EINVAL, "--fp8-gemm-backend cublaslt: "
+		    "the checkpoint %.200s has no FP8 weights; leave it out",
+		    o->model);
 	if (o->quantization == NULL)
 		return 0;
 	if (has[0] == '\0')

@@ -33,8 +33,8 @@ cuda_bytes(const struct count *c, uint32_t layer, enum dcpk_tensor t,
 		return 0;
 	if (dcpk_keeps_f32(t))
 		return n * k * 4;
-	if (dcpk_keeps_fp8(c->flags, t, f->fmt, f->block_n, f->block_k, s->n0,
-	    s->n1, s->k0, s->k1))
+	if (dcpk_keeps_fp8(c->flags, c->topo->cp, t, f->fmt, f->block_n,
+	    f->block_k, s->n0, s->n1, s->k0, s->k1))
 		return dcpk_fp8_bytes(n, k);
 	return n * k * 2;
 }

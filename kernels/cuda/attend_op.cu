@@ -512,6 +512,8 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 		rc |= dcpg_product(r, &p);
 		p = {};
 		p.w = l->o.w + (size_t)h0 * m->vdim;	/* a strided view */
+		p.scale = l->o.scale;	/* FP8: h0 is 0, see keep.h */
+		p.pow2 = m->act_ue8m0;
 		p.x = r->ov;
 		p.y = r->ya;
 		p.y_f32 = true;

@@ -283,12 +283,14 @@ index_queries(query_args a)
 }
 
 static int
-linear(dcpg_rank *r, const dcpg_mat *w, const bf16 *x, void *y, bool f32,
-    uint32_t m)
+linear(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *w, const bf16 *x, void *y,
+    bool f32, uint32_t m)
 {
 	dcpg_prod p = {};
 
 	p.w = w->w;
+	p.scale = w->scale;
+	p.pow2 = c->s.model.act_ue8m0;
 	p.x = x;
 	p.y = y;
 	p.y_f32 = f32;
@@ -314,11 +316,11 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 		return 0;
 	norm_rows<<<r->m, 256, 0, r->st>>>(r->x, l->in_norm, r->own, m->hidden,
 	    m->eps, r->h, NULL);
-	rc |= linear(r, &l->q_a, r->h, r->qr, true, r->m);
-	rc |= linear(r, &l->kv_a, r->h, r->kv, true, r->m);
+	rc |= linear(c, r, &l->q_a, r->h, r->qr, true, r->m);
+	rc |= linear(c, r, &l->kv_a, r->h, r->kv, true, r->m);
 	if (m->full[layer]) {
-		rc |= linear(r, &l->idx_k, r->h, r->ik, true, r->m);
-		rc |= linear(r, &l->idx_w, r->h, r->iw, true, r->m);
+		rc |= linear(c, r, &l->idx_k, r->h, r->ik, true, r->m);
+		rc |= linear(c, r, &l->idx_w, r->h, r->iw, true, r->m);
 	}
 	a.kv = c->s.kv;
 	a.idx = c->s.idx;
@@ -390,9 +392,9 @@ second_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 
 	if (r->m == 0)
 		return 0;
-	qb.w += (size_t)h0 * qd * m->q_lora;
+	qb.w += (size_t)h0 * qd * m->q_lora;	/* FP8: h0 is 0, see keep.h */
 	qb.n = heads * qd;
-	rc = linear(r, &qb, r->qr16, r->qh, false, r->m);
+	rc = linear(c, r, &qb, r->qr16, r->qh, false, r->m);
 	p.w = l->uk.w + (size_t)h0 * m->kv_lora * m->nope;
 	p.x = r->qh;
 	p.y = r->q;
@@ -418,7 +420,7 @@ second_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.c = m->kv_lora;
 	rope_queries<<<r->m, 256, 0, r->st>>>(a);
 	if (m->full[layer]) {
-		rc |= linear(r, &l->idx_q_b, r->qr16, r->iq, true, r->m);
+		rc |= linear(c, r, &l->idx_q_b, r->qr16, r->iq, true, r->m);
 		a.iq = r->iq;
 		a.iw = r->iw;
 		a.iq8 = c->fast_index ? r->iq8 : NULL;

@@ -108,6 +108,8 @@ sizes(dcpk_ctx *c, const dcpk_setup *s)
 	c->D = s->topo.dcp;
 	c->groups = c->W / c->D;
 	c->M = std::max(s->max_rows, s->max_prefill);
+	if (s->flags & DCPK_FP8_WEIGHTS)	/* cuBLASLt's rows */
+		c->M = (c->M + 3) / 4 * 4;
 	c->Hr = m->heads / c->W;
 	c->Hp = m->heads / s->topo.attn_tp;
 	c->Hg = c->Hr * c->D;
@@ -257,6 +259,14 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->u = TAKE(M * std::max((m->inter + c->W - 1) / c->W,
 	    (uint32_t)moe * std::max(1u, m->shared_experts)), float);
 	r->a16 = TAKE(wide, bf16);
+	if (c->s.flags & DCPK_FP8_WEIGHTS) {
+		size_t k = std::max({ m->hidden, m->q_lora, c->Hp * m->vdim,
+		    (m->inter + c->W - 1) / c->W,
+		    (uint32_t)moe * std::max(1u, m->shared_experts) });
+
+		r->x8 = TAKE(M * k, uint8_t);
+		r->x8_scale = TAKE(M * (k / 128), float);
+	}
 	r->cos = TAKE(M * m->rope / 2, float);
 	r->sin = TAKE(M * m->rope / 2, float);
 	r->eid = TAKE(slots, uint32_t);

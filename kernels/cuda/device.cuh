@@ -23,12 +23,13 @@
 
 #include <atomic>
 
-#include "kernels/kernels.h"
+#include "kernels/keep.h"
 
 typedef __nv_bfloat16 bf16;
 
 struct dcpg_mat {		/* [n][k] row-major on the device */
-	bf16 *w;
+	bf16 *w;		/* or e4m3, where scale is not NULL */
+	float *scale;		/* [ceil(n / 128)][dcpk_fp8_scale_ld(k)] */
 	uint32_t n, k;
 	bool loaded;
 };
@@ -43,6 +44,8 @@ struct dcpg_layer {		/* of one rank */
 	dcpg_mat gate, up, down;
 	bf16 *e_gate, *e_up;	/* [E][moe slice][hidden] */
 	bf16 *e_down;		/* [E][hidden][moe slice] */
+	/* of the three: e4m3, each expert's scales behind it (keep.h) */
+	bool e_gate8, e_up8, e_down8;
 	uint32_t e_loaded, e_slice;
 	dcpg_mat s_gate, s_up, s_down;
 };
@@ -98,6 +101,8 @@ struct dcpg_rank {
 	float *ya, *yf;		/* [M][hidden] partial sums */
 	float *g, *u;		/* [M or slots][inter] */
 	bf16 *a16;
+	uint8_t *x8;		/* DCPK_FP8_WEIGHTS: activations, e4m3 */
+	float *x8_scale;	/* [k / 128][m, to a multiple of 4] */
 	float *cos, *sin;	/* [M][rope/2] */
 	uint32_t *eid;		/* [M*K] */
 	float *ew;		/* [M*K] */
@@ -203,7 +208,9 @@ int dcpg_row_shards(dcpk_ctx *, dcpg_rank *);
 /* product.cu: y[i*ldy+j] = sum_k x[i*ldx+k] w[j*ldw+k], f32 accumulation */
 struct dcpg_prod {
 	const bf16 *w, *x;
-	void *y;
+	const float *scale;		/* w is e4m3: dcpg_mat's; batch 0 */
+	bool pow2;			/* and x is to have scales of 2^n */
+	void *y;			/* FP8: rows to a multiple of 4 */
 	bool y_f32;
 	uint32_t m, n, k, ldw, ldx, ldy;
 	uint32_t batch;			/* 0 = 1 */

@@ -166,18 +166,37 @@ sort_slots(const uint32_t *eid, uint32_t n, uint32_t K, uint32_t E,
 struct group_args {
 	const bf16 *x;		/* [rows][k] by slot_row, or [slots][k] */
 	const uint32_t *slot_row;	/* NULL: x is by slot */
-	const bf16 *w, *w2;	/* [E][n][k]; w2: y = silu(x w) * (x w2) */
+	const bf16 *w, *w2;	/* [E][n][k]; w2: y = silu(x w) * (x w2).
+				   FP8: e4m3, an expert's scales behind it */
+	uint32_t scale_ld;	/* FP8: floats of 128 rows' scales */
+	size_t expert_bytes;	/* FP8: from one to the next */
 	const uint32_t *tile_e, *tile_m, *first;
 	uint32_t E, n, k;
 	bf16 *y16;		/* [slots][n], or */
 	float *y;
 };
 
+/* Element (n, k) of an expert as bf16: what the loader makes of it otherwise. */
+template <bool FP8>
+__device__ static inline bf16
+weight_at(const group_args &a, const bf16 *w, uint32_t e, uint32_t n,
+    uint32_t k)
+{
+	if (!FP8)
+		return w[((size_t)e * a.n + n) * a.k + k];
+	const uint8_t *at = (const uint8_t *)w + e * a.expert_bytes;
+	const float *sc = (const float *)(at + (size_t)a.n * a.k);
+
+	return __float2bfloat16(from_e4m3(at[(size_t)n * a.k + k]) *
+	    sc[(size_t)(n / 128) * a.scale_ld + k / 128]);
+}
+
 /*
  * A block owns 16 slots of one expert x 64 columns, four warps of 16 columns.
  * Shared memory holds 32 k of x and of w (and w2); odd sizes are padded with
  * zeros there.
  */
+template <bool FP8>
 __global__ void
 grouped_product(group_args a)
 {
@@ -202,15 +221,14 @@ grouped_product(group_args a)
 			    k] : __float2bfloat16(0);
 		}
 		for (uint32_t t = 0; t < mats; t++) {
-			const bf16 *src = (t ? a.w2 : a.w) +
-			    (size_t)e * a.n * a.k;
+			const bf16 *src = t ? a.w2 : a.w;
 
 			for (uint32_t i = threadIdx.x; i < TN * TK;
 			    i += blockDim.x) {
 				uint32_t c = n0 + i / TK, k = k0 + i % TK;
 
 				sw[t][i / TK][i % TK] = c < a.n && k < a.k ?
-				    src[(size_t)c * a.k + k] :
+				    weight_at<FP8>(a, src, e, c, k) :
 				    __float2bfloat16(0);
 			}
 		}
@@ -295,6 +313,8 @@ plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *gate, const dcpg_mat *up,
 		return 0;
 	}
 	p.w = gate->w;
+	p.scale = gate->scale;
+	p.pow2 = c->s.model.act_ue8m0;
 	p.x = r->h;
 	p.y = r->g;
 	p.y_f32 = true;
@@ -304,16 +324,32 @@ plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *gate, const dcpg_mat *up,
 	p.ldy = gate->n;
 	rc = dcpg_product(r, &p);
 	p.w = up->w;
+	p.scale = up->scale;
 	p.y = r->u;
 	rc |= dcpg_product(r, &p);
 	silu_mul<<<(uint32_t)((n + 255) / 256), 256, 0, r->st>>>(r->g, r->u,
 	    r->a16, n);
 	p.w = down->w;
+	p.scale = down->scale;
 	p.x = r->a16;
 	p.y = r->yf;
 	p.n = p.ldy = H;
 	p.k = p.ldw = p.ldx = down->k;
 	return rc | dcpg_product(r, &p);
+}
+
+static void
+grouped(dcpg_rank *r, group_args *g, bool fp8, uint32_t tiles)
+{
+	dim3 grid((g->n + TN - 1) / TN, tiles);
+
+	if (fp8) {
+		g->scale_ld = dcpk_fp8_scale_ld(g->k);
+		g->expert_bytes = dcpk_fp8_bytes(g->n, g->k);
+		grouped_product<true><<<grid, 128, 0, r->st>>>(*g);
+	} else {
+		grouped_product<false><<<grid, 128, 0, r->st>>>(*g);
+	}
 }
 
 static int
@@ -359,7 +395,7 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 	g.n = l->e_slice;
 	g.k = H;
 	g.y16 = r->a16;
-	grouped_product<<<dim3((g.n + TN - 1) / TN, tiles), 128, 0, r->st>>>(g);
+	grouped(r, &g, l->e_gate8, tiles);
 	g.x = r->a16;
 	g.slot_row = NULL;
 	g.w = l->e_down;
@@ -368,7 +404,7 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 	g.k = l->e_slice;
 	g.y16 = NULL;
 	g.y = r->ey;
-	grouped_product<<<dim3((g.n + TN - 1) / TN, tiles), 128, 0, r->st>>>(g);
+	grouped(r, &g, l->e_down8, tiles);
 	combine_rows<<<c->rows, 256, 0, r->st>>>(r->eid, r->ew, r->slot, r->ey,
 	    m->experts_tok, H, add, r->yf);
 	return DCPG_LAUNCHED("experts");

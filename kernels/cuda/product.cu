@@ -2,6 +2,11 @@
  * Linear layers: bf16 in, f32 accumulation, through cuBLASLt. A plan is found
  * once per shape and kept. Shapes that cuBLASLt has no algorithm for (slices
  * of a few columns, rows that are not 16-byte aligned) take a plain kernel.
+ *
+ * FP8: the weight is e4m3 with a scale for each 128 x 128, in rows of a
+ * multiple of four; x is quantised here, a scale for each row and 128 columns,
+ * all rows' scales of a column block side by side. cuBLASLt wants the number of
+ * rows to be a multiple of four too: what fills up is zero.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -11,12 +16,12 @@
 #include <mutex>
 #include <tuple>
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/rowops.cuh"
 
 static const size_t WS_BYTES = 32u << 20;
 
 typedef std::tuple<int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
-    uint32_t, uint32_t, int64_t, int64_t, int64_t, bool> shape;
+    uint32_t, uint32_t, int64_t, int64_t, int64_t, bool, bool> shape;
 
 struct found {
 	cublasLtMatmulDesc_t op;
@@ -45,6 +50,52 @@ layout(cudaDataType_t t, uint64_t rows, uint64_t cols, int64_t ld,
 	return l;
 }
 
+static uint32_t
+rows8(uint32_t m)
+{
+	return (m + 3) / 4 * 4;
+}
+
+static void
+block_scales(found *f)
+{
+	int32_t w = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+	int32_t x = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+
+	cublasLtMatmulDescSetAttribute(f->op,
+	    CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w);
+	cublasLtMatmulDescSetAttribute(f->op,
+	    CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x);
+}
+
+/* A warp a row and 128 columns, as dcpc_quant_act does it on the CPU. */
+__global__ void
+quantise_rows(const bf16 *x, uint32_t m, uint32_t m4, uint32_t k, uint32_t ldx,
+    bool pow2, uint8_t *y, float *scale)
+{
+	uint32_t row = blockIdx.x, lane = threadIdx.x % 32;
+	uint32_t b = blockIdx.y * 8 + threadIdx.x / 32;
+	float v[4] = { 0, 0, 0, 0 }, top = 0, s;
+	uint32_t codes = 0;
+
+	if (b >= k / 128)
+		return;
+	for (int i = 0; i < 4 && row < m; i++) {
+		v[i] = __bfloat162float(x[(size_t)row * ldx + b * 128 +
+		    lane * 4 + i]);
+		top = fmaxf(top, fabsf(v[i]));
+	}
+	s = warp_max(top) / 448.0f;
+	if (pow2)	/* up to the next power of two */
+		s = __uint_as_float((__float_as_uint(fmaxf(s, 1e-4f /
+		    448.0f)) + 0x7fffff) & 0x7f800000);
+	for (int i = 0; i < 4; i++)
+		codes |= (uint32_t)to_e4m3(s > 0 ? v[i] / s : 0) << (8 * i);
+	*(uint32_t *)(y + (size_t)row * k + b * 128 + lane * 4) = codes;
+	if (lane == 0)
+		scale[(size_t)b * m4 + row] = s;
+}
+
 /*
  * cuBLASLt is column-major: y^T [n][m] = w^T-as-stored [k][n], transposed,
  * times x as stored [k][m].
@@ -57,15 +108,18 @@ find(dcpg_rank *r, const dcpg_prod *p, uint32_t batch)
 	cublasLtMatmulHeuristicResult_t res;
 	cublasOperation_t t = CUBLAS_OP_T;
 	cudaDataType_t yt = p->y_f32 ? CUDA_R_32F : CUDA_R_16BF;
-	uint32_t align = 16;
+	cudaDataType_t xt = p->scale ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
+	uint32_t align = 16, m = p->scale ? rows8(p->m) : p->m;
 	int n = 0;
 
 	cublasLtMatmulDescCreate(&f.op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
 	cublasLtMatmulDescSetAttribute(f.op, CUBLASLT_MATMUL_DESC_TRANSA, &t,
 	    sizeof t);
-	f.a = layout(CUDA_R_16BF, p->k, p->n, p->ldw, batch, p->sw);
-	f.b = layout(CUDA_R_16BF, p->k, p->m, p->ldx, batch, p->sx);
-	f.d = layout(yt, p->n, p->m, p->ldy, batch, p->sy);
+	if (p->scale)
+		block_scales(&f);
+	f.a = layout(xt, p->k, p->n, p->ldw, batch, p->sw);
+	f.b = layout(xt, p->k, m, p->scale ? p->k : p->ldx, batch, p->sx);
+	f.d = layout(yt, p->n, m, p->ldy, batch, p->sy);
 	cublasLtMatmulPreferenceCreate(&pref);
 	cublasLtMatmulPreferenceSetAttribute(pref,
 	    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WS_BYTES,
@@ -78,8 +132,22 @@ find(dcpg_rank *r, const dcpg_prod *p, uint32_t batch)
 	    pref, 1, &res, &n) == CUBLAS_STATUS_SUCCESS && n > 0;
 	if (f.ok)
 		f.algo = res.algo;
+	else if (p->scale)
+		fprintf(stderr, "cuda: cuBLASLt has no FP8 product for m %u "
+		    "n %u k %u: a slow kernel does it\n", m, p->n, p->k);
 	cublasLtMatmulPreferenceDestroy(pref);
 	return f;
+}
+
+__device__ static inline float
+weight_at(const dcpg_prod &p, const bf16 *w, uint32_t n, uint32_t k)
+{
+	uint32_t ld = (p.k / 128 + 3) / 4 * 4;
+
+	if (p.scale == NULL)
+		return __bfloat162float(w[(size_t)n * p.ldw + k]);
+	return from_e4m3(((const uint8_t *)w)[(size_t)n * p.ldw + k]) *
+	    p.scale[(size_t)(n / 128) * ld + k / 128];
 }
 
 /* A block owns a 16 x 64 tile of y; shared memory holds 16 k of both. */
@@ -104,8 +172,7 @@ plain_product(dcpg_prod p)
 			uint32_t j = e / 16, k = e % 16;
 
 			sw[j][k] = n0 + j < p.n && k0 + k < p.k ?
-			    __bfloat162float(w[(size_t)(n0 + j) * p.ldw + k0 +
-			    k]) : 0;
+			    weight_at(p, w, n0 + j, k0 + k) : 0;
 		}
 		__syncthreads();
 		for (uint32_t k = 0; k < 16; k++)
@@ -137,17 +204,33 @@ aligned(const dcpg_prod *p)
 	    p->sw % 8 == 0 && p->sx % 8 == 0 && p->sy % ye == 0;
 }
 
+/* The FP8 operands of a product: x quantised, both scales named. */
+static void
+quantise(dcpg_rank *r, const dcpg_prod *p, const found *f)
+{
+	uint32_t m4 = rows8(p->m);
+	const void *ws = p->scale, *xs = r->x8_scale;
+
+	quantise_rows<<<dim3(m4, (p->k / 128 + 7) / 8), 256, 0, r->st>>>(p->x,
+	    p->m, m4, p->k, p->ldx, p->pow2, r->x8, r->x8_scale);
+	cublasLtMatmulDescSetAttribute(f->op,
+	    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &ws, sizeof ws);
+	cublasLtMatmulDescSetAttribute(f->op,
+	    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &xs, sizeof xs);
+}
+
 int
 dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 {
 	uint32_t batch = p->batch ? p->batch : 1;
+	const void *x = p->scale ? (const void *)r->x8 : p->x;
 	const float one = 1, zero = 0;
 
 	if (p->m == 0 || p->n == 0)
 		return 0;
 	if (p->k != 0 && aligned(p)) {
 		shape key(r->dev, p->m, p->n, p->k, p->ldw, p->ldx, p->ldy,
-		    batch, p->sw, p->sx, p->sy, p->y_f32);
+		    batch, p->sw, p->sx, p->sy, p->y_f32, p->scale != NULL);
 		std::lock_guard<std::mutex> hold(plans_lock);
 		auto it = plans.find(key);
 
@@ -155,8 +238,10 @@ dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 			it = plans.emplace(key, find(r, p, batch)).first;
 		const found &f = it->second;
 		if (f.ok) {
+			if (p->scale)
+				quantise(r, p, &f);
 			cublasStatus_t st = cublasLtMatmul(r->lt, f.op, &one,
-			    p->w, f.a, p->x, f.b, &zero, p->y, f.d, p->y, f.d,
+			    p->w, f.a, x, f.b, &zero, p->y, f.d, p->y, f.d,
 			    &f.algo, r->lt_ws, WS_BYTES, r->st);
 
 			if (st == CUBLAS_STATUS_SUCCESS)

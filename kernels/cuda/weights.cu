@@ -1,7 +1,7 @@
 /*
- * Weights on the device: matrices as bf16 (FP8, W4AFP8 and compressed-tensors
- * are dequantised on the way), norms and router as f32. A slice goes to every
- * rank of its mask. kv_b_proj is taken apart into W_UK (transposed) and W_UV.
+ * Weights on the device, in the forms of kernels/keep.h: matrices as bf16 (FP8,
+ * W4AFP8 and compressed-tensors are dequantised on the way) or as e4m3 with
+ * scales, norms and router as f32. A slice goes to every rank of its mask. kv_b_proj is taken apart into W_UK (transposed) and W_UV.
  * The MTP layer is read past: nothing runs it yet.
  */
 #include <stdarg.h>
@@ -78,8 +78,43 @@ struct slice {
 	uint32_t n, k;
 	std::vector<float> f;
 	std::vector<uint16_t> b;
+	std::vector<uint8_t> e;		/* or as FP8: codes, then scales */
+	bool fp8;
 	dcpk_err *err;
 };
+
+static float
+scale_of(const dcpk_weight *w, size_t i)
+{
+	uint16_t b;
+	float f;
+
+	if (!w->scale_bf16) {
+		memcpy(&f, (const char *)w->scale + i * 4, 4);
+		return f;
+	}
+	memcpy(&b, (const char *)w->scale + i * 2, 2);
+	return dcpc_bf16_to_f32(b);
+}
+
+/* The slice as it is stored; its scales in rows of cuBLASLt's length. */
+static void
+take_fp8(slice *s)
+{
+	const dcpk_weight *w = s->w;
+	uint32_t ld = dcpk_fp8_scale_ld(s->k), in = (w->k + 127) / 128;
+	float *to;
+
+	s->e.resize(dcpk_fp8_bytes(s->n, s->k));
+	for (uint32_t i = 0; i < s->n; i++)
+		memcpy(&s->e[(size_t)i * s->k], (const char *)w->data +
+		    (size_t)(w->n0 + i) * w->k + w->k0, s->k);
+	to = (float *)&s->e[(size_t)s->n * s->k];
+	for (uint32_t i = 0; i < (s->n + 127) / 128; i++)
+		for (uint32_t j = 0; j < s->k / 128; j++)
+			to[(size_t)i * ld + j] = scale_of(w,
+			    (size_t)(w->n0 / 128 + i) * in + w->k0 / 128 + j);
+}
 
 static int
 up_bytes(slice *s, dcpg_rank *r, void **dst, const void *src, size_t bytes)
@@ -125,8 +160,13 @@ up_mat(slice *s, dcpg_rank *r, dcpg_mat *m)
 	if (m->loaded)
 		return fail(s->err, -EEXIST, "layer %u, tensor %d: given "
 		    "twice", s->w->layer, (int)s->w->tensor);
-	rc = up_bytes(s, r, &p, s->b.data(), s->b.size() * 2);
+	if (s->fp8)
+		rc = up_bytes(s, r, &p, s->e.data(), s->e.size());
+	else
+		rc = up_bytes(s, r, &p, s->b.data(), s->b.size() * 2);
 	m->w = (bf16 *)p;
+	m->scale = s->fp8 ?
+	    (float *)((uint8_t *)p + (size_t)s->n * s->k) : NULL;
 	m->n = s->n;
 	m->k = s->k;
 	m->loaded = rc == 0;
@@ -135,21 +175,28 @@ up_mat(slice *s, dcpg_rank *r, dcpg_mat *m)
 
 /* An expert's slice into its place in the layer's block of experts. */
 static int
-up_expert(slice *s, dcpg_rank *r, dcpg_layer *l, bf16 **dst)
+up_expert(slice *s, dcpg_rank *r, dcpg_layer *l, bf16 **dst, bool *fp8)
 {
-	size_t per = (size_t)s->n * s->k, E = s->c->s.model.experts;
+	size_t per = s->fp8 ? s->e.size() : s->b.size() * 2;
+	size_t E = s->c->s.model.experts;
+	const void *src = s->fp8 ? (void *)s->e.data() : (void *)s->b.data();
 
 	cudaSetDevice(r->dev);
 	if (*dst == NULL) {
-		if (cudaMalloc(dst, per * E * 2 + 16) != cudaSuccess)
+		if (cudaMalloc(dst, per * E + 16) != cudaSuccess)
 			return fail(s->err, -ENOMEM, "cuda: rank %u: no "
 			    "memory for %zu bytes of experts", r->id,
-			    per * E * 2);
-		s->c->got[r->id].weights += per * E * 2;
+			    per * E);
+		s->c->got[r->id].weights += per * E;
+		*fp8 = s->fp8;
+	} else if (*fp8 != s->fp8) {
+		return fail(s->err, -EINVAL, "layer %u: some experts are FP8 "
+		    "in blocks of 128 and some are not; use "
+		    "--fp8-gemm-backend bf16", s->w->layer);
 	}
 	l->e_slice = s->w->tensor == DCPK_T_E_DOWN ? s->k : s->n;
 	l->e_loaded++;
-	if (cudaMemcpy(*dst + per * s->w->expert, s->b.data(), per * 2,
+	if (cudaMemcpy((char *)*dst + per * s->w->expert, src, per,
 	    cudaMemcpyHostToDevice) != cudaSuccess)
 		return fail(s->err, -EIO, "cuda: rank %u: weights could not "
 		    "be copied", r->id);
@@ -216,9 +263,12 @@ place(slice *s, dcpg_rank *r, dcpg_layer *l)
 	case DCPK_T_DOWN: return up_mat(s, r, &l->down);
 	case DCPK_T_ROUTER: return up_f32(s, r, &l->router);
 	case DCPK_T_ROUTER_BIAS: return up_f32(s, r, &l->router_bias);
-	case DCPK_T_E_GATE: return up_expert(s, r, l, &l->e_gate);
-	case DCPK_T_E_UP: return up_expert(s, r, l, &l->e_up);
-	case DCPK_T_E_DOWN: return up_expert(s, r, l, &l->e_down);
+	case DCPK_T_E_GATE: return up_expert(s, r, l, &l->e_gate,
+	    &l->e_gate8);
+	case DCPK_T_E_UP: return up_expert(s, r, l, &l->e_up,
+	    &l->e_up8);
+	case DCPK_T_E_DOWN: return up_expert(s, r, l, &l->e_down,
+	    &l->e_down8);
 	case DCPK_T_S_GATE: return up_mat(s, r, &l->s_gate);
 	case DCPK_T_S_UP: return up_mat(s, r, &l->s_up);
 	case DCPK_T_S_DOWN: return up_mat(s, r, &l->s_down);
@@ -229,20 +279,27 @@ place(slice *s, dcpg_rank *r, dcpg_layer *l)
 int
 dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
 {
-	slice s = { c, w, w->n1 - w->n0, w->k1 - w->k0, {}, {}, err };
+	slice s = { c, w, w->n1 - w->n0, w->k1 - w->k0, {}, {}, {}, false,
+	    err };
 	size_t n = (size_t)s.n * s.k;
 	int rc = 0;
 
 	if (w->layer >= c->s.model.layers)
 		return 0;
-	s.f.resize(n);
-	if (n != 0)
-		rc = dcpc_dequant(s.f.data(), s.k, w, err);
-	if (rc != 0)
-		return rc;
-	s.b.resize(n);
-	for (size_t i = 0; i < n; i++)
-		s.b[i] = dcpc_f32_to_bf16(s.f[i]);
+	s.fp8 = dcpk_keeps_fp8(c->s.flags, c->s.topo.cp, w->tensor, w->fmt,
+	    w->block_n, w->block_k, w->n0, w->n1, w->k0, w->k1);
+	if (s.fp8) {
+		take_fp8(&s);
+	} else {
+		s.f.resize(n);
+		if (n != 0)
+			rc = dcpc_dequant(s.f.data(), s.k, w, err);
+		if (rc != 0)
+			return rc;
+		s.b.resize(n);
+		for (size_t i = 0; i < n; i++)
+			s.b[i] = dcpc_f32_to_bf16(s.f[i]);
+	}
 	for (uint32_t i = 0; i < c->W && rc == 0; i++)
 		if (w->ranks >> i & 1)
 			rc = place(&s, &c->r[i], &c->r[i].layer[w->layer]);

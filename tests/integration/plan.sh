@@ -31,6 +31,10 @@ done
 refused "does not fit" "nothing is left" --mem-fraction-static -- --plan \
     --model "$srcdir/tests/data/configs/glm-5.2.json" --tp 8 \
     --mem-fraction-static 0.5
+refused "FP8 of a checkpoint without" "has no FP8 weights" \
+    --fp8-gemm-backend -- --plan --device cuda --tp 8 \
+    --model "$srcdir/tests/data/configs/glm-5.2.json" \
+    --fp8-gemm-backend cublaslt
 DCPD=/nonexistent ctl plan --model x 2>"$work/log" && fail "no dcpd at all"
 grep -q DCPD "$work/log" || fail "$(cat "$work/log")"
 echo "all ok"

@@ -311,6 +311,12 @@ START_TEST(fp8_slices_end_at_scale_blocks)
 	scales = 4 * (2 * 2ull * 56 + 56 * 4);
 	ck_assert_uint_eq(e - plan.rank[5].weights, 257 * (2 * expert -
 	    (3ull * 2048 / 8 * 7168 + scales)));
+	/* decode under CP takes views of what is by head */
+	in = input("cuda", 8, 4, 1, DCPK_KV_FP8);
+	in.flags = DCPK_FP8_WEIGHTS;
+	make_plan(&in);
+	ck_assert_uint_eq(plan.rank[2].weights_attn, 4 * 2 *
+	    (24576ull * 1536 + 32768ull * 512 + 7168ull * 16384) / 2);
 	dcpd_config_free(&cfg);
 }
 END_TEST
