@@ -32,7 +32,7 @@ struct replay {
 	struct trace trace;
 	struct trace_text text;
 	bool feedback;
-	double speed;			/* of the file's clock; 0: it has none */
+	double speed;			/* of the file's clock; 0: none */
 	double begin, next_due;		/* ctl_now(); INFINITY: nobody waits */
 	char options[80];		/* of every request: this run's salt */
 	struct dcp *dcp;

@@ -248,7 +248,7 @@ struct dcpk_setup {
 	uint32_t ranks_per_gpu;		/* CUDA; 0 = 1 */
 	enum dcpk_comm comm;		/* CUDA */
 	uint32_t graph_rows;		/* CUDA: decode passes of up to so many
-					   rows are replayed as graphs; 0: none */
+					   rows are replayed as graphs; or 0 */
 	uint32_t flags;
 	const uint32_t *token_ok;	/* bitmask [vocab]: ids that may be
 					   sampled; NULL = all. Copied. */

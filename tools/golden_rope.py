@@ -47,8 +47,8 @@ def main():
             return s + ("f" if "." in s or "e" in s else ".0f")
 
         print(f'\t{{ "{name}", "{base}",\n\t    {json.dumps(json.dumps(change))},\n\t    {f(c.scaling)}, {f(af)}, {{')
-        for i in range(0, 32, 4):
-            print("\t\t" + ", ".join(f(x) for x in inv[i:i + 4]) + ",")
+        for i in range(0, 32, 3):
+            print("\t\t" + ", ".join(f(x) for x in inv[i:i + 3]) + ",")
         print("\t} },")
     print("};")
 

@@ -18,8 +18,8 @@
 #include "dcpd/base/thread.h"
 
 #define CONNS 16
-#define LINE_MAX_BYTES (4u << 20)	/* of one request: a pin of a long text */
-#define IDLE_S 60.0	/* a connection that neither reads nor asks is closed */
+#define LINE_MAX_BYTES (4u << 20)	/* of one request: to pin a long text */
+#define IDLE_S 60.0	/* neither read nor asked: it is closed */
 #define PAUSE_MS 100	/* after a failed accept: no descriptors are left */
 
 struct conn {

@@ -23,7 +23,7 @@ dcpd_watch_turn(void)
 enum dcps_state
 dcpd_run_state(const struct dcpd_run *run)
 {
-	enum dcpd_state state = run->state;	/* clang: no switch on _Atomic */
+	enum dcpd_state state = run->state;	/* clang: no switch (_Atomic) */
 
 	switch (state) {
 	case DCPD_LOADING:

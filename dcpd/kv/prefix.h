@@ -86,7 +86,8 @@ const struct dcpd_move *dcpd_prefix_moves(const struct dcpd_prefix *,
 void dcpd_prefix_moved(struct dcpd_prefix *);	/* all of it was */
 
 uint32_t dcpd_prefix_n_idle(const struct dcpd_prefix *);
-uint32_t dcpd_prefix_n_nodes(const struct dcpd_prefix *);	/* in the pool */
+/* In the pool; in host memory. */
+uint32_t dcpd_prefix_n_nodes(const struct dcpd_prefix *);
 uint32_t dcpd_prefix_n_host(const struct dcpd_prefix *);
 uint64_t dcpd_prefix_n_evicted(const struct dcpd_prefix *);	/* ever */
 /* How many of these nobody but the tree holds. */

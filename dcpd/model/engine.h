@@ -15,7 +15,7 @@ struct dcpd_model_engine {
 	const struct dcpd_model_config *cfg;	/* borrowed */
 	struct dcpk_setup setup;
 	struct dcpk_speed speed;
-	uint64_t attend_ns;		/* step thread: in attend_merge so far */
+	uint64_t attend_ns;		/* step thread: in attend_merge */
 };
 
 /* Open the device and take its memory. setup.model is filled from cfg. */

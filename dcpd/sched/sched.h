@@ -59,7 +59,7 @@ struct dcpd_sched_config {
 	float def_temperature, def_top_p;
 	int32_t def_top_k;
 	double pin_fraction;		/* of the pool that pins may hold */
-	bool check_steps;		/* plans and the invariant, at each step;
+	bool check_steps;		/* plans and the invariant, each step;
 					   sanitizer builds always do */
 };
 

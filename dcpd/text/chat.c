@@ -400,7 +400,7 @@ read_tools(struct chat *c, const json_t *options)
 		if (json_array_size(v) > 0)
 			c->tools = v;
 	}
-	/* Other choices change nothing here: gram.c holds the answer to them. */
+	/* Other choices change nothing here: gram.c holds answers to them. */
 	if (s != NULL && strcmp(s, "none") == 0)
 		c->tools = NULL;
 	return 0;

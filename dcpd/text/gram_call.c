@@ -318,12 +318,14 @@ take_read(struct gram_call *c)
 static int
 push_lits(struct gram_call *c, const char *s, size_t n)
 {
-	bool any = false;
+	/* A literal has none, but behind its end strncmp() would look. */
+	bool nul = memchr(s, '\0', n) != NULL, any = false;
 
 	for (uint32_t i = 0; i < c->n_lit; i++) {
 		struct lit *l = &c->lit[i];
 
-		l->alive = l->alive && strncmp(l->s + c->off, s, n) == 0;
+		l->alive = l->alive && !nul &&
+		    strncmp(l->s + c->off, s, n) == 0;
 		any |= l->alive;
 	}
 	c->off += n;

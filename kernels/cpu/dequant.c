@@ -144,7 +144,8 @@ check_groups(const struct dcpk_weight *w, struct dcpk_err *err)
 		g = load_u32(w->g_idx, k);
 		if (g >= groups(w))
 			return fail(err, -EINVAL, "g_idx of column %u is %d, "
-			    "but there are %u scale groups", k, (int)g, groups(w));
+			    "but there are %u scale groups", k, (int)g,
+			    groups(w));
 	}
 	return 0;
 }
@@ -173,8 +174,8 @@ check(const struct dcpk_weight *w, struct dcpk_err *err)
 		    "an fp8 block of %u x %u", w->block_n, w->block_k);
 	case DCPK_W_FP8_CHANNEL:
 		return w->block_n <= 1 ? 0 : fail(err, -EINVAL, "one fp8 "
-		    "scale for %u rows; must be 1 (each its own) or 0 (one for all)",
-		    w->block_n);
+		    "scale for %u rows; must be 1 (each its own) or 0 (one for "
+		    "all)", w->block_n);
 	case DCPK_W_INT4_PAIR:
 		return w->k % 2 == 0 ? 0 : fail(err, -EINVAL, "int4 pairs "
 		    "along an odd number of columns, %u", w->k);

@@ -86,7 +86,8 @@ main(int argc, char **argv)
 			dcp_close(d);
 			d = connect_again();
 		} else if (rc == -ESHUTDOWN || rc == -EAGAIN) {
-			nanosleep(&pause, NULL);	/* it ends, or is full */
+			/* It ends, or is full. */
+			nanosleep(&pause, NULL);
 		} else {
 			fprintf(stderr, "reconnect: error %d: %s\n", rc,
 			    dcp_error_text());

@@ -29,7 +29,8 @@ struct responses_tool {
 void responses_find_tool(const json_t *body, const char *name,
     struct responses_tool *);
 
-/* tools and tool_choice into the options. -EINVAL, -ENOMEM: the error is out. */
+/* tools and tool_choice into the options; what fails has been told: -EINVAL,
+   -ENOMEM. */
 int responses_take_tools(struct call *, const json_t *body, struct params *);
 
 #endif

@@ -96,7 +96,7 @@ struct conn {
 	struct dcp *ring;	/* NULL: nothing was asked yet */
 	struct event *ring_ev;
 	bool paused;		/* too much output waits: ring_ev is off */
-	bool waiting;		/* its next line waits until the model is there */
+	bool waiting;		/* its next line waits for the model */
 	bool more;		/* lines are there whose turn comes later */
 	bool ended;		/* no more lines come (the client said so) */
 	bool closing;		/* closed when its output is out */

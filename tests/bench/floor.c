@@ -38,7 +38,7 @@ struct reader {
 	double seconds;
 };
 
-__attribute__((target_clones("avx512f", "avx2", "default"), noinline))
+__attribute__((target_clones("avx512f", "avx2", "default")))
 static uint64_t
 read_all(const uint64_t *p, size_t n)
 {

@@ -28,6 +28,7 @@ static const char *const seeds[] = {
 };
 #define DATA 32u		/* bytes of data that each seed describes */
 #define CAP 2048u
+#define ENTRY "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[32,33]},"
 
 static uint64_t state;
 
@@ -142,8 +143,7 @@ mutate(char *b, size_t *len)
 		"18446744073709551616", "4294967296", "null", "[]", "{}",
 		"\"F32\"", "\"F6_E2M3\"", "\"a\"", "\\u0061", "\\ud800",
 		"\xff", ",", ":", "[[[[", "\"__metadata__\":{\"a\":1},",
-		"\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":"
-		"[32,33]},", " ", "\\\"", "24", "32", "3",
+		ENTRY, " ", "\\\"", "24", "32", "3",
 	};
 	char piece[64];
 	size_t n, at = *len == 0 ? 0 : rnd((uint32_t)*len);

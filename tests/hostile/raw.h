@@ -10,7 +10,7 @@
 #include "libdcpclient/dcp_ring.h"
 
 struct raw {
-	int sock, fds[4];		/* regions: client, server; bell: r, w */
+	int sock, fds[4];		/* of client, server; bell: r, w */
 	struct dcpr_welcome w;
 	uint8_t *cli;
 	const uint8_t *srv;

@@ -56,13 +56,8 @@ expect_clean(void)
 {
 	uint32_t ids[3] = { 1, 2, 3 };
 	struct fk_req q = tokens(ids, 3, 4);
-	struct dcpd_err err;
 
-	ck_assert_int_eq(fk_idle(&F), 0);
-	ck_assert_msg(dcpd_sched_check(F.s, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(fk_status(&F, "pages_used"), 0);
-	ck_assert_int_eq(fk_status(&F, "pages_free") +
-	    fk_status(&F, "pages_cached"), F.e.e.pages);
+	expect_idle();
 	expect_tokens(submit(&q), &q);
 }
 

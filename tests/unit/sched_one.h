@@ -1,6 +1,6 @@
 /*
- * One scheduler and one client, F, for the tests of the prefix cache and of
- * preemption: requests of plain ids, and waiting until they are encoded.
+ * One scheduler and one client, F: requests of plain ids, waiting until they
+ * are encoded, and an end that leaves nothing behind.
  * Included by one program each; the test's thread.
  */
 #ifndef SCHED_ONE_H
@@ -60,6 +60,26 @@ wait_encoded(unsigned n)
 
 	while (count_live(&text) < n || text > 0)
 		usleep(100);
+}
+
+/* Nothing lives, and all pages but cached ones are free. */
+static inline void
+expect_idle(void)
+{
+	struct dcpd_err err;
+
+	ck_assert_int_eq(fk_idle(&F), 0);
+	ck_assert_msg(dcpd_sched_check(F.s, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(fk_status(&F, "pages_used"), 0);
+	ck_assert_int_eq(fk_status(&F, "pages_free") +
+	    fk_status(&F, "pages_cached"), F.e.e.pages);
+}
+
+static inline void
+finish(void)
+{
+	expect_idle();
+	fk_stop(&F);
 }
 
 #endif

@@ -314,7 +314,7 @@ START_TEST(penalties_bias_and_bans)
 	ck_assert_uint_eq(take(z, &s, NULL, ok, NULL), 4);
 	mask[1] = 1u << (40 - 32);
 	ck_assert_uint_eq(take(z, &s, NULL, ok, mask), 40);
-	/* a mask holds whatever else is banned, and where nothing is a number */
+	/* a mask holds whatever is banned, and where nothing is a number */
 	a = (struct dcpk_adjust){ .token = 40, .bias = -INFINITY };
 	s.adjs = 1;
 	ck_assert_uint_eq(take(z, &s, &a, ok, mask), 40);

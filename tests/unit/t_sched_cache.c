@@ -32,19 +32,6 @@ expect(uint64_t id, const struct fk_req *q, uint32_t cached)
 	return f;
 }
 
-static void
-finish(void)
-{
-	struct dcpd_err err;
-
-	ck_assert_int_eq(fk_idle(&F), 0);
-	ck_assert_msg(dcpd_sched_check(F.s, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(fk_status(&F, "pages_used"), 0);
-	ck_assert_int_eq(fk_status(&F, "pages_free") +
-	    fk_status(&F, "pages_cached"), F.e.e.pages);
-	fk_stop(&F);
-}
-
 /* A session's next prompt: all so far, the answer, and something new. */
 static uint32_t
 next_turn(uint32_t *text, uint32_t n, const struct fk_seen *f, uint32_t more,

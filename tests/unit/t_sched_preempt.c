@@ -33,19 +33,6 @@ expect(uint64_t id, const struct fk_req *q)
 	return f;
 }
 
-static void
-finish(void)
-{
-	struct dcpd_err err;
-
-	ck_assert_int_eq(fk_idle(&F), 0);
-	ck_assert_msg(dcpd_sched_check(F.s, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(fk_status(&F, "pages_used"), 0);
-	ck_assert_int_eq(fk_status(&F, "pages_free") +
-	    fk_status(&F, "pages_cached"), F.e.e.pages);
-	fk_stop(&F);
-}
-
 /* Long answers, given or not, are no reason to let fewer requests run. */
 START_TEST(nothing_is_reserved_for_answers)
 {

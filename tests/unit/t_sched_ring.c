@@ -58,7 +58,8 @@ start(struct fk_spec sp)
 	ck_assert_ptr_nonnull(mkdtemp(dir));
 	snprintf(path, sizeof path, "%s/sock", dir);
 	ic.path = path;
-	ck_assert_msg(dcpd_ipc_start(&ic, &ops, S, &ipc, &err) == 0, "%s", err.text);
+	ck_assert_msg(dcpd_ipc_start(&ic, &ops, S, &ipc, &err) == 0, "%s",
+	    err.text);
 }
 
 static void
