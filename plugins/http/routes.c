@@ -1,6 +1,6 @@
 /*
  * The table of paths, and what every request passes before its handler: the
- * API key, CORS, x-request-id.
+ * API key, CORS, x-request-id. A path that changes something is POST only.
  */
 #include "config.h"
 
@@ -32,7 +32,6 @@ const struct route routes[] = {
 	{ "POST", "/detokenize", 0, detokenize, NULL },
 	{ "GET", "/server_info", 0, server_info, NULL },
 	{ "GET", "/get_server_info", 0, server_info, NULL },
-	{ "GET", "/flush_cache", 0, flush_cache, NULL },
 	{ "POST", "/flush_cache", 0, flush_cache, NULL },
 	{ "POST", "/abort_request", 0, abort_request, NULL },
 	{ NULL, NULL, 0, NULL, NULL },
@@ -103,6 +102,31 @@ has_key(const struct call *call)
 	return v != NULL && is_key(cfg, v);
 }
 
+/*
+ * Is it from a web page that is not ours? A browser sends a POST for any page,
+ * and says whose it was: Sec-Fetch-Site where the connection is one that it
+ * trusts, Origin with every POST. Programs send neither.
+ */
+static bool
+from_elsewhere(const struct call *call)
+{
+	const char *allowed = call->http->cfg.cors_origin;
+	const char *origin = server_header(call, "Origin"), *name;
+	const char *site = server_header(call, "Sec-Fetch-Site");
+	const char *host = server_header(call, "Host");
+
+	if (allowed != NULL && (strcmp(allowed, "*") == 0 ||
+	    (origin != NULL && strcmp(origin, allowed) == 0)))
+		return false;
+	if (site != NULL)
+		return strcmp(site, "same-origin") != 0 &&
+		    strcmp(site, "none") != 0;
+	if (origin == NULL)
+		return false;
+	name = strstr(origin, "://");
+	return name == NULL || host == NULL || strcasecmp(name + 3, host) != 0;
+}
+
 static void
 common_headers(struct call *call)
 {
@@ -152,6 +176,12 @@ routes_dispatch(struct call *call)
 		call_error(call, 401, NULL, "invalid_api_key", "this server "
 		    "asks for an API key: send Authorization: Bearer KEY, or "
 		    "x-api-key: KEY");
+		return;
+	}
+	if (strcmp(method, "POST") == 0 && from_elsewhere(call)) {
+		call_error(call, 403, NULL, "cross_site", "a web page of "
+		    "another site has sent this: set cors_origin to its "
+		    "origin to allow that");
 		return;
 	}
 	if (r != NULL) {

@@ -57,6 +57,7 @@ struct conn {
 	size_t held;		/* bytes of its request, until they are freed */
 	bool spare;		/* above the cap */
 	bool broken;		/* to be dropped by the next tick */
+	bool too_large;		/* so it is, for others' sake */
 	bool reworded;		/* evhttp's last words are replaced */
 	LIST_ENTRY(conn) link;
 };
@@ -71,6 +72,8 @@ struct server {
 	size_t n_fd;
 	uint32_t n_conns;
 	uint64_t held;		/* sum of those of the connections */
+	uint64_t going;		/* of it, of those that the sweep drops */
+	struct event *sweep;	/* drops who is broken, once all have read */
 	uint64_t n_requests;
 	bool paused;		/* listeners are off: too many, or no fd */
 	bool ended;
@@ -168,6 +171,8 @@ static void
 let_go(struct conn *c)
 {
 	c->server->held -= c->held;
+	if (c->too_large)
+		c->server->going -= c->held;
 	c->held = 0;
 }
 
@@ -183,24 +188,33 @@ enter(struct conn *c, enum state state)
 /*
  * Bodies come in before anything is known of who sends them, and some stay
  * until their answer is out, so that what they take in all is bounded, too. The
- * last straw is dropped by the next tick.
+ * largest that still comes in pays for it, not whoever happens to be the last
+ * straw: a few bytes from somebody else are no reason to drop him.
  */
 static void
 hold(struct conn *c, size_t n)
 {
 	struct server *s = c->server;
+	struct conn *k, *most = c;
 
 	if (c->state != C_HEAD && c->state != C_BODY)
 		return;
 	c->held += n;
 	s->held += n;
-	if (s->held <= s->http->cfg.max_input || c->broken)
+	s->going += c->too_large ? n : 0;
+	if (s->held - s->going <= s->http->cfg.max_input || c->broken)
 		return;
+	LIST_FOREACH(k, &s->conns, link)
+		if ((k->state == C_HEAD || k->state == C_BODY) && !k->broken &&
+		    k->held > most->held)
+			most = k;
 	http_log(s->http, LOG_WARNING, "requests of %llu bytes are in memory "
-	    "at once, more than max_input: one is dropped",
-	    (unsigned long long)s->held);
-	c->broken = true;
-	bufferevent_disable(c->bev, EV_READ);
+	    "at once, more than max_input: the largest that comes in is "
+	    "dropped, %zu bytes", (unsigned long long)s->held, most->held);
+	most->broken = most->too_large = true;
+	s->going += most->held;
+	bufferevent_disable(most->bev, EV_READ);
+	event_active(s->sweep, 0, 0);
 }
 
 /* Follow a head's bytes; an empty line ends it. */
@@ -283,7 +297,7 @@ on_close(struct evhttp_connection *evcon, void *arg)
 	evbuffer_remove_cb(bufferevent_get_output(c->bev), on_output, c);
 	LIST_REMOVE(c, link);
 	s->n_conns--;
-	s->held -= c->held;
+	let_go(c);
 	event_free(c->start);
 	free(c);
 	if (call != NULL) {
@@ -307,6 +321,19 @@ drop(struct conn *c)
 
 	bufferevent_getcb(c->bev, &r, &w, &e, &arg);
 	e(c->bev, BEV_EVENT_TIMEOUT, arg);
+}
+
+static void
+on_sweep(evutil_socket_t fd, short what, void *arg)
+{
+	struct server *s = arg;
+	struct conn *c, *next;
+
+	for (c = LIST_FIRST(&s->conns); c != NULL; c = next) {
+		next = LIST_NEXT(c, link);
+		if (c->too_large && c->evcon != NULL)
+			drop(c);
+	}
 }
 
 static int
@@ -833,7 +860,8 @@ server_new(struct http *http, struct server **out, char **why)
 	s->http = http;
 	LIST_INIT(&s->conns);
 	s->evhttp = evhttp_new(http->base);
-	if (s->evhttp == NULL)
+	s->sweep = event_new(http->base, -1, 0, on_sweep, s);
+	if (s->evhttp == NULL || s->sweep == NULL)
 		goto fail;
 	evhttp_set_max_headers_size(s->evhttp, HTTP_HEAD_MAX);
 	evhttp_set_max_body_size(s->evhttp, HTTP_BODY_MAX);
@@ -872,6 +900,8 @@ server_free(struct server *s)
 	if (s->evhttp != NULL)
 		evhttp_free(s->evhttp);
 	listeners_close(s->listeners);
+	if (s->sweep != NULL)
+		event_free(s->sweep);
 	free(s->ev);
 	free(s->by_fd);
 	free(s);

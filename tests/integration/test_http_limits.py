@@ -326,6 +326,42 @@ def cors_is_off(d):
     assert status == 405 and not [k for k in h if k.startswith("access-")]
 
 
+def another_sites_page_changes_nothing(d):
+    """A browser sends what any page wants sent, and says so."""
+    host = f"127.0.0.1:{d.port}"
+    elsewhere = ({"Origin": "http://evil"}, {"Origin": "null"},
+                 {"Sec-Fetch-Site": "cross-site"},
+                 {"Sec-Fetch-Site": "same-site", "Origin": f"http://{host}"},
+                 {"Origin": f"http://{host}.evil"},
+                 {"Origin": f"http://evil/{host}"}, {"Origin": "http://"})
+    here = ({}, {"Origin": f"http://{host}"}, {"Origin": f"https://{host}"},
+            {"Sec-Fetch-Site": "same-origin", "Origin": "http://proxied"},
+            {"Sec-Fetch-Site": "none"})
+    simple = {"Content-Type": "text/plain"}
+    for path, body in (("/flush_cache", None), ("/abort_request", {
+            "rid": "none"}), ("/v1/completions", SHORT),
+            ("/v1/messages", {"model": "m", "max_tokens": 1, "messages": [
+                {"role": "user", "content": "a"}]})):
+        for h in elsewhere:
+            status, _, raw = d.ask("POST", path, body, dict(simple, **h))
+            assert status == 403, (path, h, status)
+            assert b"cors_origin" in raw
+        for h in here:
+            status = d.ask("POST", path, body, dict(simple, **h))[0]
+            assert status == (404 if path == "/abort_request" else 200), h
+    # An image's address is enough for a GET, and nothing gives it away.
+    status, h, _ = d.ask("GET", "/flush_cache")
+    assert status == 405 and h["allow"] == "POST"
+    with Configured({"cors_origin": "https://app.example"}, *NULL) as e:
+        for origin, want in (("https://app.example", 200),
+                             ("http://app.example", 403)):
+            assert e.ask("POST", "/v1/completions", SHORT, {
+                "Origin": origin, "Sec-Fetch-Site": "cross-site"})[0] == want
+    with Configured({"cors_origin": "*"}, *NULL) as e:
+        assert e.ask("POST", "/v1/completions", SHORT, {
+            "Origin": "null", "Sec-Fetch-Site": "cross-site"})[0] == 200
+
+
 def unknown_paths_and_methods(d):
     status, _, body = d.ask("GET", "/v1/nothing")
     assert status == 404 and error(body)["code"] == "unknown_path"
@@ -458,6 +494,27 @@ def bodies_are_bounded_in_all(_):
         big = json.dumps(dict(SHORT, pad="x" * (24 << 20)))
         for _ in range(3):
             assert d.ask("POST", "/v1/completions", big)[0] == 200
+
+
+def the_largest_body_pays_for_it(_):
+    """Not whoever happens to send the byte that is too much."""
+    with Configured({"max_input": 64 << 20}, *NULL) as d:
+        big = []
+        for size in (30 << 20, 31 << 20):
+            big.append(Raw(d.port))
+            big[-1].send(b"POST /v1/completions HTTP/1.1\r\n"
+                         b"Content-Length: %d\r\n\r\n" % (32 << 20))
+            for _ in range(size >> 20):
+                big[-1].send(b"x" * (1 << 20))
+        pad = json.dumps(dict(SHORT, pad="x" * (6 << 20)))
+        for _ in range(3):
+            assert d.ask("POST", "/v1/completions", pad)[0] == 200
+        assert closes(big[1])
+        # The smaller of the two was left alone: it comes to its answer.
+        big[0].send(b"x" * (2 << 20))
+        assert big[0].answer()[0] == 400
+        for s in big:
+            s.close()
 
 
 def so_are_those_that_are_kept(_):
@@ -614,8 +671,10 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         a_length_given_twice_is_refused, chunked_bodies_are_read,
         an_old_client_gets_a_stream_that_ends, silence_is_filled,
         keep_alive_holds, the_request_id_comes_back, cors_is_off,
+        another_sites_page_changes_nothing,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
         connections_are_capped, bodies_are_bounded_in_all,
+        the_largest_body_pays_for_it,
         so_are_those_that_are_kept,
         a_turn_of_many_parts_is_read_at_once, a_full_queue_is_503,
         listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
