@@ -149,6 +149,8 @@ type_of(int status)
 	switch (status) {
 	case 401:
 		return "authentication_error";
+	case 403:
+		return "permission_error";
 	case 404:
 		return "not_found_error";
 	case 503:

@@ -19,19 +19,27 @@ plugins_http_la_LDFLAGS = $(PLUGIN_LDFLAGS)
 plugins_http_la_LIBADD = libdcpclient.la $(LIBEVENT_LIBS) $(JANSSON_LIBS) \
 	-lpthread
 
-# The page, its live stream, the metrics. The page is within the object, and
-# its policy names the hashes of its style and script.
+# The page, its live stream, the metrics. The page is joined to one file that
+# is within the object, and its policy names the hashes of its style and script.
 plugins_http_la_SOURCES += plugins/http/live.c plugins/http/metrics.c \
 	plugins/http/page.c plugins/http/page.h
 nodist_plugins_http_la_SOURCES = plugins/http/page_hash.h
+PAGE_PARTS = plugins/http/page/index.html plugins/http/page/style.css \
+	plugins/http/page/base.js plugins/http/page/server.js \
+	plugins/http/page/rates.js plugins/http/page/ranks.js \
+	plugins/http/page/requests.js plugins/http/page/live.js \
+	plugins/http/page/chat.js plugins/http/page/start.js
 plugins_http_la_CPPFLAGS += \
-	-DPAGE_HTML='"$(srcdir)/plugins/http/page/index.html"'
-BUILT_SOURCES += plugins/http/page_hash.h
-CLEANFILES += plugins/http/page_hash.h
-plugins/http/page_hash.h: plugins/http/page/index.html plugins/http/page-hash
+	-DPAGE_HTML='"plugins/http/page.html"'
+BUILT_SOURCES += plugins/http/page.html plugins/http/page_hash.h
+CLEANFILES += plugins/http/page.html plugins/http/page_hash.h
+plugins/http/page.html: $(PAGE_PARTS) plugins/http/page-join
 	@$(MKDIR_P) plugins/http
-	$(AM_V_GEN)$(SHELL) $(srcdir)/plugins/http/page-hash \
+	$(AM_V_GEN)$(SHELL) $(srcdir)/plugins/http/page-join \
 		$(srcdir)/plugins/http/page/index.html >$@.new && mv $@.new $@
+plugins/http/page_hash.h: plugins/http/page.html plugins/http/page-hash
+	$(AM_V_GEN)$(SHELL) $(srcdir)/plugins/http/page-hash \
+		plugins/http/page.html >$@.new && mv $@.new $@
 HTTP_TESTS = tests/integration/test_http_limits.py \
 	tests/integration/test_http_api.py tests/integration/test_http_cases.py \
 	tests/integration/test_http_doc.py tests/integration/test_http_load.py
@@ -39,7 +47,7 @@ TESTS += $(HTTP_TESTS)
 EXTRA_DIST += $(HTTP_TESTS) tests/lib/httpconf.py tests/lib/rawhttp.py
 
 TESTS += tests/integration/test_metrics.py tests/integration/test_page.py
-EXTRA_DIST += plugins/http/page/index.html plugins/http/page-hash \
+EXTRA_DIST += $(PAGE_PARTS) plugins/http/page-join plugins/http/page-hash \
 	tests/integration/test_metrics.py tests/integration/test_page.py \
 	tests/lib/browser.py
 

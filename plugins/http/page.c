@@ -1,5 +1,5 @@
 /*
- * The page at /: one static file, page/index.html, as it was at build. It has
+ * The page at /: one static file, joined at build of what is in page/. It has
  * no data in it, so it needs no key; what it shows comes from /live, which
  * does. Its policy lets run the style and the script of this very file, known
  * by their hashes, and nothing else. The event thread's.
