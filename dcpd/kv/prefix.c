@@ -431,24 +431,27 @@ take_run(struct dcpd_prefix *t, const char *salt, const uint32_t *tokens,
 
 uint32_t
 dcpd_prefix_restore(struct dcpd_prefix *t, const char *salt,
-    const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t *table)
+    const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t most,
+    uint32_t *table, bool *more)
 {
-	uint32_t free = dcpd_pages_n_free(t->pages), n, k, page, i;
+	uint32_t free = dcpd_pages_n_free(t->pages), n, now, k, page, i;
 	uint32_t *run = table + from;
 	int rc;
 
 	DCPD_CHECK(t, PREFIX_MAGIC);
+	*more = false;
 	if (t->host.n == 0 || from >= to)
 		return from;
 	to = (uint32_t)dcpd_min64(to, (uint64_t)from + free + t->idle.n);
 	/* The table's own room names the nodes, until they have pages. */
 	n = take_run(t, salt, tokens, from, to, from == 0 ? NONE :
 	    t->node_of[table[from - 1]], run);
+	now = n < most ? n : most;
 	/* Room first: it may send others out, but not these, which are on no
 	   list; nor what they come from, which the caller holds. */
-	if (n > free)
-		dcpd_prefix_evict(t, n - free);
-	for (k = 0; k < n && room_for_moves(t, 1); k++) {
+	if (now > free)
+		dcpd_prefix_evict(t, now - free);
+	for (k = 0; k < now && room_for_moves(t, 1); k++) {
 		i = run[k];
 		rc = dcpd_pages_get(t->pages, 1, &page);
 		DCPD_ASSERT(rc == 0);
@@ -460,6 +463,7 @@ dcpd_prefix_restore(struct dcpd_prefix *t, const char *salt,
 		give_page(t, i, page);
 		run[k] = page;
 	}
+	*more = k == now && n > now;
 	for (uint32_t rest = n; rest > k; rest--)	/* leaf first */
 		push(t, &t->host, run[rest - 1]);
 	return from + k;

@@ -70,10 +70,13 @@ uint32_t dcpd_prefix_drop(struct dcpd_prefix *);
 /*
  * As match and hold, of what lies in host memory and goes on from the first
  * `from` pages of table, which the caller holds. Takes pages for it, free or
- * idle ones; they hold nothing until the moves are done.
+ * idle ones; they hold nothing until the moves are done. At most `most` now:
+ * then *more says that there is more, which stays for the next time as what was
+ * used last.
  */
 uint32_t dcpd_prefix_restore(struct dcpd_prefix *, const char *salt,
-    const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t *table);
+    const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t most,
+    uint32_t *table, bool *more);
 
 struct dcpd_move {
 	uint32_t page;		/* DCPD_NO_PAGE: nothing to do */

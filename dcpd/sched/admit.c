@@ -227,6 +227,7 @@ dcpd_sched_admit(struct dcpd_sched *s)
 	uint32_t i = 0;
 	int rc = 1;
 
+	s->n_restored = 0;	/* a step begins */
 	while (i < s->n_wait && rc != 0) {
 		rc = admit_one(s, i);
 		if (rc == -EDQUOT) {

@@ -89,9 +89,21 @@ dcpd_req_hit(struct req *r, uint32_t n)
 	DCPD_COUNT(prefix_hit_tokens, hit);
 }
 
+/* Pages that come back in one step: no more than it might compute. */
+static uint32_t
+restore_most(const struct dcpd_sched *s)
+{
+	uint32_t most = s->c.engine->chunk / DCPD_PAGE_TOKENS;
+
+	return most > 1 ? most : 1;
+}
+
 /*
  * Lock held. What of its text lies in host memory comes back; its table holds
- * what is before. It takes pages that it would have taken to compute it.
+ * what is before. It takes pages that it would have taken to compute it. A step
+ * waits for its moves, so they are as many as keep it short for those who
+ * stream: a long text comes in several steps, and its request joins the passes
+ * when it is all there.
  */
 void
 dcpd_req_restore(struct req *r)
@@ -101,7 +113,9 @@ dcpd_req_restore(struct req *r)
 
 	DCPD_ASSERT(r->n_pages == r->n_shared);
 	n = dcpd_prefix_restore(s->prefix, r->salt, r->ids.v, r->n_shared,
-	    hit_max(r), r->pages);
+	    hit_max(r), restore_most(s) - s->n_restored, r->pages,
+	    &r->restoring);
+	s->n_restored += n - r->n_shared;
 	hit = (n - r->n_shared) * DCPD_PAGE_TOKENS;
 	r->n_shared = r->n_pages = n;
 	r->n_kv = n * DCPD_PAGE_TOKENS;
@@ -122,6 +136,7 @@ dcpd_req_hit_late(struct req *r)
 	struct dcpd_sched *s = r->s;
 	uint32_t part = r->n_pages - r->n_shared, page = 0, n;
 
+	r->restoring = false;
 	if (part > 1)
 		return;		/* publishing found no memory: not now */
 	if (part == 1)

@@ -99,6 +99,7 @@ find_pages(struct dcpd_sched *s, const struct dcpd_pin_ask *a, struct pin *p,
 {
 	const struct req *r;
 	uint32_t to = a->n / DCPD_PAGE_TOKENS, n;
+	bool more;
 
 	if (a->n == 0) {
 		r = dcpd_live_find(s, NULL, a->request);
@@ -116,7 +117,7 @@ find_pages(struct dcpd_sched *s, const struct dcpd_pin_ask *a, struct pin *p,
 		    p->page);
 		dcpd_prefix_hold(s->prefix, p->page, n);
 		p->n = dcpd_prefix_restore(s->prefix, a->salt, a->tokens, n,
-		    to, p->page);
+		    to, UINT32_MAX, p->page, &more);
 	}
 	return p->n > 0 ? 0 : dcpd_fail(err, -ENOENT, "the cache has no whole "
 	    "page of 64 tokens of it: let it be prefilled first");

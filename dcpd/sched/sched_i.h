@@ -117,6 +117,7 @@ struct req {
 	uint32_t *pages;		/* [step] [pages_max] page table */
 	struct dcpd_ids ids;		/* [step] prompt, then output */
 	uint32_t share;			/* step thread: rows of next chunk */
+	bool restoring;			/* step thread: more comes back yet */
 	uint32_t think_end;		/* [const] token that turns masked on */
 	struct dcpk_sample params;	/* [const] what every sample says */
 	uint64_t seed;			/* [const] */
@@ -232,6 +233,7 @@ struct dcpd_sched {
 	uint32_t *pin_refs;		/* step thread: [pages] pins of each */
 	uint32_t n_pinned;		/* [step] pages of them, each once */
 	uint64_t pin_id;		/* step thread */
+	uint32_t n_restored;		/* step thread: pages, in this step */
 	struct dcpk_move *move;		/* [cap_move] one call's */
 	uint32_t cap_move;
 	uint64_t step;

@@ -188,7 +188,7 @@ share_chunk(struct dcpd_sched *s)
 		if (r->state != R_PREFILL || r->skip)
 			continue;
 		dcpd_req_hit_late(r);
-		if (r->ids.n - r->n_kv <= half) {
+		if (!r->restoring && r->ids.n - r->n_kv <= half) {
 			r->share = (uint32_t)(r->ids.n - r->n_kv);
 			half -= r->share;
 			left -= r->share;
@@ -197,7 +197,8 @@ share_chunk(struct dcpd_sched *s)
 	for (uint32_t i = 0; i < s->n_run; i++) {
 		struct req *r = s->run[i];
 
-		if (r->state != R_PREFILL || r->skip || r->share > 0)
+		if (r->state != R_PREFILL || r->skip || r->restoring ||
+		    r->share > 0)
 			continue;
 		r->share = (uint32_t)dcpd_min64(r->ids.n - r->n_kv, left);
 		left -= r->share;
@@ -524,6 +525,18 @@ run_pass(struct dcpd_sched *s, enum dcpk_pass pass)
 	return true;
 }
 
+/* What no pass took along. */
+static bool
+move_alone(struct dcpd_sched *s)
+{
+	struct dcpd_err err = { 0 };
+	int rc = dcpd_sched_move(s, &err);
+
+	if (rc != 0)
+		failed(s, &err, rc);
+	return true;
+}
+
 bool
 dcpd_sched_step(struct dcpd_sched *s)
 {
@@ -536,6 +549,9 @@ dcpd_sched_step(struct dcpd_sched *s)
 	ran = run_pass(s, DCPK_DECODE);
 	if (!s->failed)
 		ran |= run_pass(s, DCPK_PREFILL);
+	/* Whose pages come back in the next step needs this one to end. */
+	if (!s->failed && s->n_restored > 0)
+		ran |= move_alone(s);
 	if (ran)
 		DCPD_COUNT(steps, 1);
 	return ran;

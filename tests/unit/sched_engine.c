@@ -59,6 +59,8 @@ keep_pass(struct fk_engine *e, const struct dcpk_plan *p)
 	l->way = p->way;
 	l->n_rows = p->n_rows;
 	l->n_reqs = p->n_reqs;
+	l->back = e->back;
+	e->back = 0;
 	for (uint32_t i = 0; i < p->n_reqs && i < 64; i++) {
 		l->rows[i] = q[i].rows;
 		l->first[i] = DCPK_ROWS(p)[q[i].row0].token;
@@ -170,6 +172,8 @@ fk_move(void *self, const struct dcpk_move *m, uint32_t n, bool out,
 		/* Who reads a page that left, reads nonsense. */
 		memset(out ? page : slot, 0xa5, 64 * sizeof *page);
 	}
+	if (!out)
+		e->back += n;
 	return 0;
 }
 

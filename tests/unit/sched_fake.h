@@ -22,6 +22,7 @@
 
 struct fk_pass {		/* what one pass held */
 	uint32_t pass, way, n_rows, n_reqs;
+	uint32_t back;		/* pages from host memory just before it */
 	uint32_t rows[64];	/* of the first 64 requests */
 	uint32_t first[64];	/* token of their first row */
 };
@@ -41,6 +42,7 @@ struct fk_engine {
 	const uint32_t *script;		/* [n_script] what it says instead, in
 					   every answer; then the end token */
 	uint32_t n_script;
+	uint32_t back;			/* pages, since the last pass */
 	struct fk_pass *log;		/* [n_log] */
 	size_t n_log, cap_log;
 	struct dcpk_adjust *adj;	/* of the last sample that had any */

@@ -390,6 +390,7 @@ END_TEST
 
 /* What the pages and slots hold: the text up to their end, as a number. */
 static uint64_t pool_rows[PAGES], host_rows[PAGES];
+static uint32_t at_once = UINT32_MAX;	/* pages that come back in a call */
 
 static uint64_t
 rows_of(const char *salt, const char *kind, size_t n)
@@ -426,14 +427,20 @@ do_moves(void)
 static uint32_t
 run(const char *salt, const char *kind, uint32_t *table, uint32_t *back)
 {
-	uint32_t tokens[64 * 8], n = (uint32_t)strlen(kind), i, j;
+	uint32_t tokens[64 * 8], n = (uint32_t)strlen(kind), i, j, from;
+	bool more;
 
 	text(kind, tokens);
 	i = dcpd_prefix_match(T, salt, tokens, 0, n, table);
 	dcpd_prefix_hold(T, table, i);
-	j = dcpd_prefix_restore(T, salt, tokens, i, n, table);
+	/* All of it, but no more than so many at a time. */
+	for (j = i, more = true; more; check()) {
+		from = j;
+		j = dcpd_prefix_restore(T, salt, tokens, j, n, at_once, table,
+		    &more);
+		ck_assert(j - from <= at_once && (!more || j > from));
+	}
 	*back = j - i;
-	check();
 	for (i = j; i < n; i++) {
 		if (dcpd_pages_n_free(P) == 0 && dcpd_prefix_evict(T, 1) == 0)
 			break;
@@ -506,6 +513,24 @@ START_TEST(a_stay_in_the_tree_has_a_number_of_its_own)
 }
 END_TEST
 
+/* Whoever must leave while a text comes back in parts: not its own rest. */
+START_TEST(what_comes_back_in_parts_stays_until_then)
+{
+	uint32_t table[8], back;
+
+	open_with_host(4, 4);
+	run_and_leave("abcd");
+	run_and_leave("efgh");
+	ck_assert_uint_eq(dcpd_prefix_n_host(T), 4);
+	at_once = 1;
+	ck_assert_uint_eq(run(NULL, "abcd", table, &back), 4);
+	ck_assert_uint_eq(back, 4);
+	at_once = UINT32_MAX;
+	dcpd_prefix_release(T, table, 4);
+	close_tree();
+}
+END_TEST
+
 START_TEST(the_least_recently_used_of_host_memory_leave)
 {
 	open_with_host(2, 3);
@@ -571,6 +596,8 @@ START_TEST(random_use_with_host_memory_finds_the_right_rows)
 			dcpd_prefix_release(T, h[one].table, h[one].n);
 			h[one].n = 0;
 		} else {
+			at_once = rand_r(&seed) % 2 == 0 ? UINT32_MAX :
+			    1 + (uint32_t)rand_r(&seed) % 3;
 			h[one].n = run(salt, kind, h[one].table, &back);
 			came_back += back;
 			/* Now and then they wait for later ones. */
@@ -619,6 +646,7 @@ main(void)
 	tcase_add_loop_test(t, random_use_agrees_with_a_plain_list, 0, 3);
 	tcase_add_test(t, evicted_pages_come_back_from_host_memory);
 	tcase_add_test(t, a_stay_in_the_tree_has_a_number_of_its_own);
+	tcase_add_test(t, what_comes_back_in_parts_stays_until_then);
 	tcase_add_test(t, the_least_recently_used_of_host_memory_leave);
 	tcase_add_test(t, computed_anew_takes_the_place_of_the_copy);
 	tcase_add_loop_test(t,

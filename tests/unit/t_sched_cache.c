@@ -332,6 +332,50 @@ START_TEST(evicted_to_host_memory_and_hit_again)
 }
 END_TEST
 
+/* Two pages a step, while another streams; who waits for them joins last. */
+START_TEST(a_long_text_comes_back_beside_a_stream)
+{
+	uint32_t *p = fk_prompt(VOCAB, 641, 1), *o = fk_prompt(VOCAB, 641, 2);
+	struct fk_req q = tokens(p, 641, 5), other = tokens(o, 641, 5);
+	struct fk_req a = tokens(o + 300, 10, 300);
+	uint64_t ida, id;
+	int64_t back = 0, all;
+	size_t i, begin;
+
+	fk_start(&F, (struct fk_spec){ .pages = 16, .host_pages = 40,
+	    .chunk = 128 }, NULL);
+	expect(submit(&q), &q, 0);
+	expect(submit(&other), &other, 0);
+	expect(submit(&q), &q, 640);		/* alone, in as many steps */
+	expect(submit(&other), &other, 640);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	fk_gate(&F.e);
+	begin = F.e.n_log;
+	all = -fk_status(&F, "host_pages_in");
+	ida = submit(&a);
+	ck_assert_int_eq(fk_at_gate(&F.e, SOON), 0);
+	id = submit(&q);
+	wait_encoded(2);
+	fk_open_gate(&F.e);
+	expect(id, &q, 640);
+	expect(ida, &a, 0);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	all += fk_status(&F, "host_pages_in");
+	ck_assert_int_ge(all, 5);	/* the rest was in the pool still */
+	for (i = begin; back < all; i++) {
+		ck_assert_uint_lt(i, F.e.n_log);
+		ck_assert_uint_le(F.e.log[i].back, 2);
+		back += F.e.log[i].back;
+		/* a's, until all is there. */
+		if (back < all)
+			ck_assert_uint_eq(F.e.log[i].n_reqs, 1);
+	}
+	free(p);
+	free(o);
+	finish();
+}
+END_TEST
+
 static int64_t
 pinned(void)
 {
@@ -493,6 +537,7 @@ main(void)
 	tcase_add_test(t, alternating_sessions_keep_their_hits);
 	tcase_add_test(t, evicted_and_computed_again);
 	tcase_add_loop_test(t, evicted_to_host_memory_and_hit_again, 0, 4);
+	tcase_add_test(t, a_long_text_comes_back_beside_a_stream);
 	tcase_add_loop_test(t, pinned_pages_stay_and_unpinned_ones_go, 0, 2);
 	tcase_add_test(t, pins_are_bounded_and_leave_room);
 	tcase_add_test(t, dropped_by_the_admin);
