@@ -4,6 +4,7 @@ libdcpd_a_SOURCES += dcpd/model/model.h \
 	dcpd/model/keys.c dcpd/model/keys.h \
 	dcpd/model/place.c dcpd/model/place.h \
 	dcpd/model/quant.c dcpd/model/quant.h \
+	dcpd/model/finite.c dcpd/model/finite.h \
 	dcpd/model/safetensors.c dcpd/model/safetensors.h \
 	dcpd/model/source.c dcpd/model/source.h \
 	dcpd/model/tensors.c dcpd/model/tensors.h \
@@ -11,6 +12,11 @@ libdcpd_a_SOURCES += dcpd/model/model.h \
 libdcpd_a_SOURCES += dcpd/kv/memplan.c dcpd/kv/memplan.h dcpd/kv/memtable.c
 libdcpd_a_SOURCES += dcpd/parallel/topology.c dcpd/parallel/topology.h \
 	dcpd/parallel/way.c
+
+check_PROGRAMS += tests/unit/t_finite
+TESTS += tests/unit/t_finite
+tests_unit_t_finite_SOURCES = tests/unit/t_finite.c
+tests_unit_t_finite_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/unit/t_config
 TESTS += tests/unit/t_config

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "dcpd/model/dummy.h"
+#include "dcpd/model/finite.h"
 #include "dcpd/model/place.h"
 #include "dcpd/model/source.h"
 #include "dcpd/model/tensors.h"
@@ -158,6 +159,18 @@ grow(struct buffer *b, uint64_t bytes, struct dcpd_err *err)
 	return 0;
 }
 
+static int
+check_finite(struct loader *l, const struct dcpd_extent *x, const void *p)
+{
+	uint64_t at = dcpd_first_not_finite(x->t->dtype, p, x->bytes);
+
+	return at == UINT64_MAX ? 0 : dcpd_fail(l->err, -EINVAL, "%s: tensor "
+	    "%s: the number at its byte %llu is NaN or infinite; fetch the "
+	    "checkpoint again, or ask who made it",
+	    l->st->files[x->t->file].path, x->t->name,
+	    (unsigned long long)(x->off + at));
+}
+
 /* The part of a source into its buffer; NULL if the source has none. */
 static int
 fetch(struct loader *l, const struct dcpd_extent *x, struct buffer *b,
@@ -171,6 +184,8 @@ fetch(struct loader *l, const struct dcpd_extent *x, struct buffer *b,
 	rc = grow(b, x->bytes, l->err);
 	if (rc == 0)
 		rc = dcpd_st_read(l->st, x->t, x->off, x->bytes, b->p, l->err);
+	if (rc == 0)
+		rc = check_finite(l, x, b->p);
 	if (rc == 0) {
 		*out = b->p;
 		dcpd_place_advance(&l->place, x->bytes);

@@ -38,6 +38,9 @@ MORE = ["--model", os.path.join(srcdir, "models/dcp-tiny"),
 SLOW = 16           # requests of a client that does not read
 SLOW_TOKENS = 300   # of each: more than a ring takes
 PATIENCE = 60.      # s; a hang, not a slow machine
+# s; what libevent could not watch (it only warns) the front ends' own deadlines
+# end, after 60 s at most.
+CLOSED = 100.
 
 
 def numbers(growth):
@@ -210,12 +213,12 @@ def slow_reader(d):
 
 class Unix(http.client.HTTPConnection):
     def __init__(self, path):
-        super().__init__("localhost", timeout=20)
+        super().__init__("localhost", timeout=CLOSED)
         self.path = path
 
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
+        self.sock.settimeout(CLOSED)
         self.sock.connect(self.path)
 
 
@@ -252,7 +255,7 @@ def lines(path):
             {"id": 3, "messages": [{"role": "user", "content": "How many?"}],
              "max_tokens": 4}, {"id": 2, "op": "cancel"}, {"op": "status"}]
     with socket.socket(socket.AF_UNIX) as s:
-        s.settimeout(20)
+        s.settimeout(CLOSED)
         try:
             s.connect(path)
             s.sendall(b"".join(json.dumps(a).encode() + b"\n"

@@ -103,7 +103,8 @@ is_expert(int t)
 	return t == DCPK_T_E_GATE || t == DCPK_T_E_UP || t == DCPK_T_E_DOWN;
 }
 
-/* Byte i of what is stored under a name. */
+/* Byte i of what is stored under a name: never that of a NaN or infinity, which
+ * have bit 2 set in the byte of the exponent, whatever the type. */
 static unsigned char
 byte_of(const char *name, size_t i)
 {
@@ -112,7 +113,7 @@ byte_of(const char *name, size_t i)
 	for (; *name != '\0'; name++)
 		h = (h ^ (unsigned char)*name) * 16777619u;
 	h = (h ^ (uint32_t)i) * 2654435761u;
-	return (unsigned char)(h >> 24);
+	return (unsigned char)(h >> 24) & ~4u;
 }
 
 /* --- writing ------------------------------------------------------------- */
@@ -123,6 +124,7 @@ static struct twist {
 	const char *shape;		/* this one gets one row more */
 	const char *dtype_of, *dtype;	/* this one gets another dtype */
 	const char *extra;		/* one more tensor */
+	const char *not_finite;		/* this one's last number is a NaN */
 	bool packed, no_lm_head, mtp_copies;
 	float act_scale;		/* for all, if it is not 0 */
 } twist;
@@ -154,6 +156,8 @@ store(struct su *s, const char *name, const char *dtype, int rank, uint64_t a,
 	data = malloc(n + 1);
 	for (i = 0; i < n; i++)
 		data[i] = byte_of(name, i);
+	if (twist.not_finite != NULL && strcmp(name, twist.not_finite) == 0)
+		memset(data + n - dtype_bytes(dtype), 0xff, dtype_bytes(dtype));
 	su_add(s, name, dtype, rank, shape, data, n);
 	free(data);
 }

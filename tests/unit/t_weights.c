@@ -380,6 +380,29 @@ START_TEST(wrong_tensors_are_refused_before_any_is_loaded)
 }
 END_TEST
 
+START_TEST(a_number_that_is_none_is_refused_by_name)
+{
+	static const struct {
+		enum mode mode;
+		const char *name;
+	} bad[] = {
+		{ BF16, "model.layers.1.self_attn.o_proj.weight" },
+		{ F32, "model.layers.0.mlp.down_proj.weight" },
+		{ F16, "lm_head.weight" },
+		{ FP8_BLOCK, "model.layers.2.mlp.experts.2.up_proj.weight" },
+		{ FP8_BLOCK, "model.layers.2.mlp.experts.0.up_proj.weight"
+		    "_scale_inv" },
+		{ CT4, "model.layers.0.self_attn.o_proj.weight_scale" },
+	};
+
+	twist = (struct twist){ .not_finite = bad[_i].name };
+	ck_assert_int_eq(run(bad[_i].mode, 1, 1), -EINVAL);
+	ck_assert_msg(strstr(err.text, bad[_i].name) != NULL &&
+	    strstr(err.text, "NaN or infinite") != NULL, "%s", err.text);
+	twist = (struct twist){ 0 };
+}
+END_TEST
+
 START_TEST(the_backends_refusal_names_the_tensor)
 {
 	fail_at_o = true;
@@ -611,6 +634,7 @@ main(void)
 	tcase_add_test(t, missing_tensors_are_named_and_counted);
 	tcase_add_loop_test(t, wrong_tensors_are_refused_before_any_is_loaded,
 	    0, LEN(wrong));
+	tcase_add_loop_test(t, a_number_that_is_none_is_refused_by_name, 0, 6);
 	tcase_add_test(t, the_backends_refusal_names_the_tensor);
 	tcase_add_test(t, mtp_layer);
 	tcase_add_test(t, extra_tensors_get_one_line);
