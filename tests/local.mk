@@ -3,7 +3,8 @@
 # fragment.
 
 check_PROGRAMS += tests/parity/fwd
-tests_parity_fwd_SOURCES = tests/parity/fwd.c
+tests_parity_fwd_SOURCES = tests/parity/fwd.c tests/parity/fwd.h \
+	tests/parity/fwd_pages.c
 tests_parity_fwd_LDADD = $(DCPD_LIBS)
 
 noinst_PROGRAMS += tests/bench/floor

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Build the kernels of dcpg.h and their test programs, one file at a time:
 #   kernels/cuda/build.sh OUTDIR
-# leaves libdcpg.so, kernel_test and kernel_bench there; the backend that calls
-# them is not among it. NVCC names the compiler.
+# leaves libdcpg.so, kernel_test, kernel_bench, peer_test and libfault.so there;
+# the backend that calls them is not among it. NVCC names the compiler.
 set -e
 cd "$(dirname "$0")/../.."
 out=${1:?usage: kernels/cuda/build.sh OUTDIR}
@@ -21,12 +21,16 @@ build() {	# SOURCE: compiled when it or a header is newer than its object
 }
 
 objs=
-for f in attend index select init; do
+for f in attend index select init peer; do
 	build "kernels/cuda/$f.cu"
 	objs="$objs $out/$f.o"
 done
 build tests/gpu/kernel_test.cu
 build tests/gpu/kernel_bench.cu
+build tests/gpu/peer_test.cu
+build tests/gpu/fault.cu
 $nvcc $flags -shared $objs -o "$out/libdcpg.so"
 $nvcc $flags "$out/kernel_test.o" $objs -o "$out/kernel_test"
 $nvcc $flags "$out/kernel_bench.o" $objs -o "$out/kernel_bench"
+$nvcc $flags "$out/peer_test.o" "$out/peer.o" -o "$out/peer_test"
+$nvcc $flags -shared "$out/fault.o" -o "$out/libfault.so"

@@ -395,7 +395,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 	Buf<float> dw(w), ds(ks), score((size_t)rows * stride);
 	Buf<uint32_t> dt(table), da(at), dl(len), hist(rows * DCPG_BINS);
 	struct dcpg_index_score a = { dq.d, dw.d, dk.d, ds.d, dt.d, da.d, dl.d,
-	    score.d, hist.d, rows, heads, stride, max, P };
+	    score.d, hist.d, rows, heads, stride, max, P, salt % 2 == 1 };
 	score.poison();
 	CHECK(cudaMemset(hist.d, 0, hist.n * 4));
 	CALL(dcpg_index_score(&a, nullptr));

@@ -1,48 +1,88 @@
 #!/bin/sh
-# Tests and figures of the CUDA kernels on a machine with a GPU:
-#   tests/gpu/run.sh OUTDIR [BINDIR]
-# BINDIR holds what kernels/cuda/build.sh made (default: build-cuda). Builds
-# nothing; correctness first, then the benchmark; full logs in OUTDIR, a short
-# table last. Ends within 5 minutes; exit 0 when every case held.
-out=${1:?usage: tests/gpu/run.sh OUTDIR [BINDIR]}
+# Tests and figures of the CUDA part on a machine with GPUs:
+#   tests/gpu/run.sh OUTDIR [BINDIR [STAGE]]
+# BINDIR and STAGE: see tests/gpu/README. Builds nothing. Each part has a limit
+# of its own and goes to OUTDIR/PART.log; a part that fails, or whose programs
+# are not here, does not stop the others. Ends within TOTAL seconds (570); the
+# last lines are a table. PARTS="peer_test graph" runs only these. Exit 0 when
+# nothing failed.
+out=${1:?usage: tests/gpu/run.sh OUTDIR [BINDIR [STAGE]]}
 bin=${2:-build-cuda}
+stage=${3:-stage}
 here=$(dirname "$0")
-mkdir -p "$out"
+seed=${SEED:-$(date +%s)}
+begin=$(date +%s)
+total=${TOTAL:-570}
+table=
 rc=0
+mkdir -p "$out"
+# NVLink multicast stays off.
+export NCCL_NVLS_ENABLE=0 PYTHONDONTWRITEBYTECODE=1
 
-step() {	# NAME SECONDS COMMAND...: its log, its last line, its verdict
-	name=$1 limit=$2
-	shift 2
-	if timeout "$limit" "$@" >"$out/$name.log" 2>&1; then
-		verdict=ok
-	else
-		verdict=FAILED
-		rc=1
-		grep -v '^ok' "$out/$name.log" | head -20
-	fi
-	echo "$name: $verdict: $(tail -n 1 "$out/$name.log")"
+row() {	# PART VERDICT SECONDS LAST-LINE
+	table="$table$(printf '%-14s %-8s %4s s  %s' "$1" "$2" "$3" "$4")
+"
 }
 
-for prog in kernel_test kernel_bench libdcpg.so; do
-	if [ ! -e "$bin/$prog" ]; then
-		echo "run.sh: $bin/$prog is missing: run kernels/cuda/build.sh" \
-		    "$bin where nvcc is, then bring the folder here" >&2
-		exit 2
+part() {	# NAME LIMIT NEEDED COMMAND...: NEEDED is a file or program
+	name=$1 limit=$2 needed=$3
+	shift 3
+	case " ${PARTS:-$name} " in *" $name "*) ;; *) return ;; esac
+	left=$((total - $(date +%s) + begin))
+	if [ ! -e "$needed" ] && ! command -v "$needed" >/dev/null; then
+		row "$name" "not run" 0 "$needed is not here"
+		return
 	fi
-done
-seed=${SEED:-$(date +%s)}
-step kernel_test 120 "$bin/kernel_test" "$seed"
-if python3 -c 'import torch' 2>/dev/null; then
-	step torch_check 60 python3 "$here/torch_check.py" "$bin/libdcpg.so"
-else
-	echo "torch_check: not run: no PyTorch here"
-fi
-if command -v compute-sanitizer >/dev/null; then
-	step memcheck 100 compute-sanitizer --tool memcheck \
-	    --error-exitcode 1 "$bin/kernel_test" "$seed" short
-else
-	echo "memcheck: not run: no compute-sanitizer here"
-fi
-step kernel_bench 100 "$bin/kernel_bench"
-grep anchor "$out/kernel_bench.log"
+	if [ "$left" -lt 5 ]; then
+		row "$name" "not run" 0 "no time was left"
+		rc=1
+		return
+	fi
+	[ "$limit" -le "$left" ] || limit=$left
+	t=$(date +%s)
+	timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+	status=$?
+	t=$(($(date +%s) - t))
+	last=$(tail -n 1 "$out/$name.log" | cut -c 1-90)
+	case $status in
+	0) row "$name" ok $t "$last" ;;
+	124 | 137) row "$name" TIMEOUT $t "$last" ; rc=1 ;;
+	*) row "$name" FAILED $t "$last" ; rc=1 ;;
+	esac
+	grep -E '^(FAIL|=+ (Error|Race)|.*Traceback)' "$out/$name.log" | head -8
+}
+
+module() {	# PART LIMIT: one of module_check.py's
+	part "$1" "$2" "$bin/libdcp_cuda.so" python3 "$here/module_check.py" \
+	    "$bin/fwd" "$bin/libdcp_cuda.so" "$1"
+}
+
+nvidia-smi -L | tee "$out/gpus.log"
+gpus=$(grep -c '^GPU' "$out/gpus.log")
+
+part peer_test 40 "$bin/peer_test" "$bin/peer_test" "$seed"
+module plain 60
+module graph 60
+[ "$gpus" -lt 2 ] || module peer 40
+[ "$gpus" -lt 2 ] || module nccl 40
+module host 40
+module mask 30
+module fp8 60
+part failstop 120 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
+    "$stage" "$bin/libfault.so"
+[ "$gpus" -lt 2 ] || part price 240 "$bin/libdcp_cuda.so" python3 \
+    "$here/price.py" "$bin/fwd" "$bin/libdcp_cuda.so"
+part kernel_test 90 "$bin/kernel_test" "$bin/kernel_test" "$seed"
+part memcheck 60 compute-sanitizer compute-sanitizer --tool memcheck \
+    --error-exitcode 1 "$bin/kernel_test" "$seed" short
+part racecheck 60 compute-sanitizer compute-sanitizer --tool racecheck \
+    --error-exitcode 1 "$bin/kernel_test" "$seed" short
+part torch_check 60 "$bin/libdcpg.so" python3 "$here/torch_check.py" \
+    "$bin/libdcpg.so"
+part kernel_bench 80 "$bin/kernel_bench" "$bin/kernel_bench"
+
+[ ! -f "$out/price.log" ] || grep -E '=|^(block|step)' "$out/price.log"
+[ ! -f "$out/peer_test.log" ] || grep '^time' "$out/peer_test.log"
+[ ! -f "$out/kernel_bench.log" ] || grep anchor "$out/kernel_bench.log"
+printf '%s' "$table" | tee "$out/summary"
 exit $rc

@@ -27,54 +27,7 @@
 #include "dcpd/model/model.h"
 #include "dcpd/parallel/topology.h"
 #include "dcpd/text/text.h"
-#include "kernels/kernels.h"
-
-#define MAX_BATCH 64u
-
-struct seq {
-	uint32_t id;		/* index in the job's prompts */
-	uint32_t *ids;		/* [prompt + decode]: prompt, then output */
-	uint32_t prompt, target;	/* tokens; target = prompt + decode */
-	uint32_t have;		/* ids known */
-	uint32_t cached;	/* positions in the pools */
-	uint32_t forced;	/* ids known from the start (>= prompt) */
-	uint32_t *pages, n_pages;
-};
-
-struct job {
-	const char *model;
-	struct dcpd_layout layout;
-	enum dcpk_kv kv, idx;
-	enum dcpk_way way;
-	uint32_t chunk, batch, decode, decode_rows, flags, threads, seed;
-	uint32_t pages, max_ctx, ranks_per_gpu, graph_rows;
-	enum dcpk_comm comm;
-	bool all_logits, select, dummy, latent_eps_config;
-	bool check_gather, check_replicas, keep_all_pages;
-	bool stop_at_eos;	/* a request ends at the model's end tokens */
-	json_t *prompts, *forced;
-	const char *out;
-};
-
-struct run {
-	struct job j;
-	struct dcpd_model_config cfg;
-	struct dcpk_topo topo;
-	struct dcpk_ctx *ctx;
-	struct seq *seqs;
-	uint32_t n_seqs, next, n_active;
-	struct seq *active[MAX_BATCH];
-	uint32_t *free_pages, n_free;
-	char *plan;
-	float *logits;		/* [max samples][vocab] of one pass */
-	struct dcpk_logprob *res;
-	uint32_t max_rows;
-	FILE *f_logits, *f_select;
-	json_t *entries, *gaps;
-	uint64_t gathered, gathered_differ, replicas, replicas_differ;
-	double prefill_s, decode_s;
-	uint64_t prefill_rows, decode_rows, prefill_passes, decode_passes;
-};
+#include "tests/parity/fwd.h"
 
 static const struct dcpk_backend *be = &dcpk_cpu;
 
@@ -99,8 +52,8 @@ device_load(void)
 	be = get(DCPK_ABI);
 }
 
-static void *
-xalloc(size_t n)
+void *
+fwd_alloc(size_t n)
 {
 	void *p = calloc(1, n ? n : 1);
 
@@ -163,6 +116,9 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	j->out = json_string_value(json_object_get(o, "out"));
 	j->prompts = json_object_get(o, "prompts");
 	j->forced = json_object_get(o, "forced");
+	j->allowed = json_object_get(o, "allowed");
+	j->stretch = number(o, "stretch", 0);
+	j->rehouse = truth(o, "rehouse");
 	if (j->model == NULL || !json_is_array(j->prompts))
 		return dcpd_fail(err, -EINVAL, "model or prompts missing");
 	j->kv = (enum dcpk_kv)kv;
@@ -215,7 +171,7 @@ seqs_read(struct run *r, struct dcpd_err *err)
 	struct job *j = &r->j;
 
 	r->n_seqs = (uint32_t)json_array_size(j->prompts);
-	r->seqs = xalloc(r->n_seqs * sizeof(*r->seqs));
+	r->seqs = fwd_alloc(r->n_seqs * sizeof(*r->seqs));
 	for (uint32_t i = 0; i < r->n_seqs; i++) {
 		struct seq *s = &r->seqs[i];
 		json_t *p = json_array_get(j->prompts, i);
@@ -224,96 +180,26 @@ seqs_read(struct run *r, struct dcpd_err *err)
 
 		s->id = i;
 		s->prompt = (uint32_t)json_array_size(p);
-		s->target = s->prompt + j->decode;
+		s->target = (j->stretch ? j->stretch : s->prompt) + j->decode;
+		if (j->stretch % DCPK_PAGE != 0 || (j->stretch != 0 &&
+		    (s->prompt % DCPK_PAGE != 0 || s->prompt > j->stretch)))
+			return dcpd_fail(err, -EINVAL, "stretch: whole pages, "
+			    "no fewer than the prompt's");
 		if (s->prompt == 0 || nf > j->decode)
 			return dcpd_fail(err, -EINVAL, "prompt %u: empty, or "
 			    "forced longer than decode", i);
-		s->ids = xalloc((s->target + 1) * sizeof(uint32_t));
+		s->ids = fwd_alloc((s->target + 1) * sizeof(uint32_t));
 		ids_read(p, s->ids);
 		ids_read(f, s->ids + s->prompt);
 		s->forced = s->have = s->prompt + nf;
 		s->n_pages = (s->target + DCPK_PAGE - 1) / DCPK_PAGE;
-		s->pages = xalloc(s->n_pages * sizeof(uint32_t));
+		s->n_own = s->n_pages - (j->stretch == 0 ? 0 :
+		    (j->stretch - s->prompt) / DCPK_PAGE);
+		s->pages = fwd_alloc(s->n_pages * sizeof(uint32_t));
 		if (j->max_ctx < s->target)
 			j->max_ctx = s->target;
 	}
 	return 0;
-}
-
-/* --- pages -------------------------------------------------------------- */
-
-static void
-pages_shuffle(struct run *r)
-{
-	uint64_t x = 0x9e3779b97f4a7c15u * (r->j.seed + 1);
-
-	r->free_pages = xalloc(r->j.pages * sizeof(uint32_t));
-	for (uint32_t i = 0; i < r->j.pages; i++)
-		r->free_pages[i] = i;
-	for (uint32_t i = r->j.pages; i > 1; i--) {
-		uint32_t k, t;
-
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		k = (uint32_t)(x % i);
-		t = r->free_pages[i - 1];
-		r->free_pages[i - 1] = r->free_pages[k];
-		r->free_pages[k] = t;
-	}
-	r->n_free = r->j.pages;
-}
-
-/* The pages of the largest `batch` requests, when the job names no number. */
-static uint32_t
-pages_wanted(const struct run *r)
-{
-	uint32_t most = 0, total = 0;
-
-	for (uint32_t i = 0; i < r->n_seqs; i++) {
-		total += r->seqs[i].n_pages;
-		if (r->seqs[i].n_pages > most)
-			most = r->seqs[i].n_pages;
-	}
-	if (r->j.keep_all_pages || total < most * r->j.batch)
-		return total;
-	return most * r->j.batch;
-}
-
-static void
-admit(struct run *r)
-{
-	while (r->n_active < r->j.batch && r->next < r->n_seqs) {
-		struct seq *s = &r->seqs[r->next];
-
-		if (s->n_pages > r->n_free)
-			return;
-		for (uint32_t i = 0; i < s->n_pages; i++)
-			s->pages[i] = r->free_pages[--r->n_free];
-		r->active[r->n_active++] = s;
-		r->next++;
-	}
-}
-
-static void
-retire(struct run *r)
-{
-	uint32_t n = 0;
-
-	for (uint32_t a = 0; a < r->n_active; a++) {
-		struct seq *s = r->active[a];
-
-		/* The last token's own row is never needed. */
-		if (s->have < s->target || s->cached + 1 < s->target ||
-		    s->cached < s->prompt) {
-			r->active[n++] = s;
-			continue;
-		}
-		for (uint32_t i = 0; !r->j.keep_all_pages && i < s->n_pages;
-		    i++)
-			r->free_pages[r->n_free++] = s->pages[i];
-	}
-	r->n_active = n;
 }
 
 /* --- one pass ----------------------------------------------------------- */
@@ -350,7 +236,12 @@ plan_build(struct run *r, enum dcpk_pass pass, const struct part *parts,
 	off += n * (uint32_t)sizeof(*reqs);
 	p->pages_off = off;
 	off += np * (uint32_t)sizeof(uint32_t);
-	p->adjusts_off = p->mask_off = p->bytes = off;
+	p->adjusts_off = p->mask_off = off;
+	p->n_mask = r->mask != NULL;
+	off += p->n_mask * r->mask_words * (uint32_t)sizeof(uint32_t);
+	p->bytes = off;
+	if (r->mask != NULL)
+		memcpy(r->plan + p->mask_off, r->mask, r->mask_words * 4);
 	rows = (void *)(r->plan + p->rows_off);
 	reqs = (void *)(r->plan + p->reqs_off);
 	pages = (void *)(r->plan + p->pages_off);
@@ -373,7 +264,8 @@ plan_build(struct run *r, enum dcpk_pass pass, const struct part *parts,
 			if (pos + 1 < s->prompt && !r->j.all_logits)
 				continue;
 			smp[ns++] = (struct dcpk_sample){ .row = nr,
-			    .flags = DCPK_S_GREEDY, .top_p = 1,
+			    .flags = DCPK_S_GREEDY |
+			    (r->mask != NULL ? DCPK_S_MASK : 0), .top_p = 1,
 			    .repetition = 1, .n_top = 2 };
 		}
 	}
@@ -388,6 +280,33 @@ is_eos(const struct dcpd_model_config *cfg, uint32_t token)
 		if (cfg->eos[i] == token)
 			return true;
 	return false;
+}
+
+static bool
+allowed(const struct run *r, uint32_t v)
+{
+	return r->mask == NULL || (r->mask[v / 32] >> v % 32 & 1);
+}
+
+/* Lowest id on ties; *next: the best of the others. */
+static uint32_t
+arg_max(const struct run *r, const float *l, float *next)
+{
+	uint32_t best = UINT32_MAX;
+
+	*next = -INFINITY;
+	for (uint32_t v = 0; v < r->cfg.m.vocab; v++) {
+		if (!allowed(r, v))
+			continue;
+		if (best == UINT32_MAX || l[v] > l[best]) {
+			if (best != UINT32_MAX)
+				*next = l[best];
+			best = v;
+		} else if (l[v] > *next) {
+			*next = l[v];
+		}
+	}
+	return best;
 }
 
 /* Logits of every sample to the file; the token must be their arg max. */
@@ -414,15 +333,9 @@ take_logits(struct run *r, const struct dcpk_plan *p, struct part *parts,
 		const float *l = r->logits + (size_t)i * V;
 		const struct dcpk_row *row = &rows[smp[i].row];
 		struct seq *s = parts[row->req].s;
-		uint32_t best = 0;
-		float next = -INFINITY;
+		float next;
+		uint32_t best = arg_max(r, l, &next);
 
-		for (uint32_t v = 1; v < V; v++) {
-			if (l[v] > l[best])
-				next = l[best], best = v;
-			else if (l[v] > next)
-				next = l[v];
-		}
 		if (!isnan(l[0]) && r->res[i].token != best)
 			return dcpd_fail(err, -EIO, "sampled %u, but the arg "
 			    "max is %u", r->res[i].token, best);
@@ -445,7 +358,7 @@ take_select(struct run *r, const struct dcpk_plan *p, struct part *parts,
     struct dcpd_err *err)
 {
 	const struct dcpk_row *rows = DCPK_ROWS(p);
-	uint32_t k = r->cfg.m.topk, *buf = xalloc((k + 1) * 4);
+	uint32_t k = r->cfg.m.topk, *buf = fwd_alloc((k + 1) * 4);
 	int rc = 0;
 
 	for (uint32_t l = 0; rc == 0 && l < r->cfg.m.layers; l++)
@@ -556,14 +469,24 @@ pass_run(struct run *r, enum dcpk_pass pass, struct part *parts, uint32_t n,
 		r->decode_s += t;
 		r->decode_rows += p->n_rows;
 		r->decode_passes++;
+		json_array_append_new(r->decode_ms, json_pack("[if]",
+		    p->n_rows, t * 1e3));
 	}
 	rc = take_logits(r, p, parts, err);
 	if (rc == 0 && r->f_select != NULL)
 		rc = take_select(r, p, parts, err);
 	if (rc == 0 && r->j.check_gather && pass == DCPK_PREFILL && n == 1)
 		rc = check_gather(r, p, parts, err);
-	for (uint32_t i = 0; i < n; i++)
-		parts[i].s->cached += parts[i].rows;
+	for (uint32_t i = 0; i < n; i++) {
+		struct seq *s = parts[i].s;
+
+		s->cached += parts[i].rows;
+		if (r->j.stretch != 0 && s->cached == s->prompt) {
+			s->ids[r->j.stretch] = s->ids[s->prompt];
+			s->cached = r->j.stretch;
+			s->have = r->j.stretch + 1;
+		}
+	}
 	for (uint32_t i = 0; rc == 0 && r->j.check_replicas && i < n; i++)
 		if (parts[i].s->cached + 1 >= parts[i].s->target)
 			rc = check_replicas(r, parts[i].s, err);
@@ -576,7 +499,7 @@ steps(struct run *r, struct dcpd_err *err)
 	struct part parts[MAX_BATCH];
 	int rc = 0;
 
-	for (admit(r); rc == 0 && r->n_active > 0; admit(r)) {
+	for (fwd_admit(r); rc == 0 && r->n_active > 0; fwd_admit(r)) {
 		uint32_t n = 0, budget = r->j.chunk;
 
 		for (uint32_t a = 0; a < r->n_active && budget > 0; a++) {
@@ -607,7 +530,9 @@ steps(struct run *r, struct dcpd_err *err)
 		}
 		if (rc == 0 && n > 0)
 			rc = pass_run(r, DCPK_DECODE, parts, n, err);
-		retire(r);
+		fwd_retire(r);
+		if (rc == 0 && r->j.rehouse)
+			rc = fwd_rehouse(r, be, err);
 	}
 	if (rc == 0 && r->next < r->n_seqs)
 		rc = dcpd_fail(err, -ENOSPC, "prompt %u needs %u pages of %u",
@@ -644,7 +569,8 @@ device_open(struct run *r, struct dcpd_err *err)
 	    .max_reqs = j->batch, .max_ctx = j->max_ctx,
 	    .threads = j->threads, .flags = j->flags,
 	    .ranks_per_gpu = j->ranks_per_gpu, .comm = j->comm,
-	    .graph_rows = j->graph_rows };
+	    .graph_rows = j->graph_rows,
+	    .host_pages = j->rehouse ? j->pages : 0 };
 	struct dcpk_err ke = { "" };
 	int rc;
 
@@ -680,19 +606,32 @@ job_run(struct run *r, json_t *o, struct dcpd_err *err)
 		rc = dcpd_topology(&j->layout, &r->cfg.m, &r->topo, err);
 	if (rc != 0)
 		return rc;
+	if (j->allowed != NULL) {
+		json_t *v;
+		size_t i;
+
+		r->mask_words = (r->cfg.m.vocab + 31) / 32;
+		r->mask = fwd_alloc(r->mask_words * sizeof(uint32_t));
+		json_array_foreach(j->allowed, i, v) {
+			uint32_t id = (uint32_t)json_integer_value(v);
+
+			r->mask[id / 32 % r->mask_words] |= 1u << id % 32;
+		}
+	}
 	if (j->pages == 0)
-		j->pages = pages_wanted(r);
-	pages_shuffle(r);
+		j->pages = fwd_pages_wanted(r);
+	fwd_pages_shuffle(r);
 	rows = j->chunk > j->batch * j->decode_rows ? j->chunk :
 	    j->batch * j->decode_rows;
 	r->max_rows = rows;
 	for (uint32_t i = 0; i < r->n_seqs; i++)
 		pages += r->seqs[i].n_pages;
-	r->plan = xalloc(sizeof(struct dcpk_plan) + 8 + rows *
+	r->plan = fwd_alloc(sizeof(struct dcpk_plan) + 8 + rows *
 	    (sizeof(struct dcpk_row) + sizeof(struct dcpk_sample)) +
-	    j->batch * sizeof(struct dcpk_req) + pages * sizeof(uint32_t));
-	r->logits = xalloc((size_t)rows * r->cfg.m.vocab * sizeof(float));
-	r->res = xalloc(3 * rows * sizeof(*r->res));
+	    j->batch * sizeof(struct dcpk_req) + (pages + r->mask_words) *
+	    sizeof(uint32_t));
+	r->logits = fwd_alloc((size_t)rows * r->cfg.m.vocab * sizeof(float));
+	r->res = fwd_alloc(3 * rows * sizeof(*r->res));
 	if (j->out != NULL) {
 		r->f_logits = out_open(j, "logits");
 		if (j->select)
@@ -714,7 +653,8 @@ answer(struct run *r)
 	for (uint32_t i = 0; i < r->n_seqs; i++) {
 		json_t *t = json_array();
 
-		for (uint32_t k = r->seqs[i].prompt; k < r->seqs[i].have; k++)
+		for (uint32_t k = r->j.stretch ? r->j.stretch :
+		    r->seqs[i].prompt; k < r->seqs[i].have; k++)
 			json_array_append_new(t, json_integer(
 			    r->seqs[i].ids[k]));
 		json_array_append_new(toks, t);
@@ -722,6 +662,7 @@ answer(struct run *r)
 	json_object_set_new(o, "tokens", toks);
 	json_object_set(o, "entries", r->entries);
 	json_object_set(o, "gaps", r->gaps);
+	json_object_set(o, "decode_ms", r->decode_ms);
 	json_object_update_new(o, json_pack("{sI sI sI sI}",
 	    "gathered", (json_int_t)r->gathered,
 	    "gathered_differ", (json_int_t)r->gathered_differ,
@@ -786,10 +727,12 @@ run_free(struct run *r)
 	free(r->seqs);
 	free(r->free_pages);
 	free(r->plan);
+	free(r->mask);
 	free(r->logits);
 	free(r->res);
 	json_decref(r->entries);
 	json_decref(r->gaps);
+	json_decref(r->decode_ms);
 	dcpd_config_free(&r->cfg);
 }
 
@@ -797,7 +740,8 @@ run_free(struct run *r)
 static json_t *
 serve(const char *line)
 {
-	struct run r = { .entries = json_array(), .gaps = json_array() };
+	struct run r = { .entries = json_array(), .gaps = json_array(),
+	    .decode_ms = json_array() };
 	struct dcpd_err err = { 0 };
 	json_t *o = json_loads(line, 0, NULL), *a = NULL;
 

@@ -346,5 +346,37 @@ class BadJobs(ParityCase):
         self.assertIn("heads", a.get("error", ""))
 
 
+class PagesElsewhere(ParityCase):
+    """What a step computes does not depend on where pages have been, nor on
+    what a mask forbids."""
+    PROMPTS = [[5, 9, 33] * 40, [7, 8] * 31, [900]]
+
+    def run_it(self, **how):
+        return self.job(model=TINY, prompts=self.PROMPTS, decode=12, chunk=64,
+                        batch=3, **how)
+
+    def test_through_host_memory(self):
+        for how in (dict(), dict(tp=4, dcp=4), dict(tp=4, cp=2, dcp=2),
+                    dict(tp=2, kv="fp8"), dict(tp=2, dcp=2, kv="bf16",
+                                               idx="fp8")):
+            want, got = self.run_it(**how), self.run_it(rehouse=True, **how)
+            self.assertTrue(np.array_equal(want["logits"], got["logits"]),
+                            label(how))
+
+    def test_only_what_a_mask_allows(self):
+        allowed = [3, 31, 32, 77, 400, 1999]
+        for how in (dict(), dict(tp=4, dcp=4)):
+            a = self.run_it(allowed=allowed, **how)
+            self.assertTrue({t for ts in a["tokens"] for t in ts} <=
+                            set(allowed), label(how))
+            # the reference: of each position's logits the best allowed
+            at = {tuple(e): k for k, e in enumerate(a["entries"])}
+            for r, p in enumerate(self.PROMPTS):
+                for k, t in enumerate(a["tokens"][r]):
+                    row = a["logits"][at[r, len(p) - 1 + k]]
+                    best = max(allowed, key=lambda i: (row[i], -i))
+                    self.assertEqual(t, best, (label(how), r, k))
+
+
 if __name__ == "__main__":
     main()  # noqa: F405

@@ -1,0 +1,95 @@
+#!/usr/bin/python3
+"""A GPU that breaks under the daemon ends it, as doc/design.md 8 says.
+
+    failstop.py STAGE LIBFAULT
+
+STAGE is an install tree (usr/local/sbin/dcpd and so on). A daemon on dcp-tiny
+decodes; then a kernel of libfault.so traps on its GPU (a sticky error), or
+holds every SM (a stuck peer; two GPUs). In the first case, and in the second
+with --dcp-comm peer, the process must end by itself, not with status 0, after a
+line that says what was lost; with events the daemon must say that it is stuck
+and name the rank that it waits for.
+"""
+import os
+import subprocess
+import sys
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SRC = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(SRC, "tests/lib"))
+failed = 0
+
+
+def check(ok, what, log):
+    global failed
+    failed += not ok
+    print(f"{'ok  ' if ok else 'FAIL'} {what}")
+    if not ok:
+        print(log[-1500:])
+    sys.stdout.flush()
+
+
+def run(what, fault, args, seconds, lines, ends):
+    from daemon import Daemon
+    env = dict(LD_PRELOAD=os.path.abspath(sys.argv[2]), GPU_FAULT=fault)
+    d = Daemon("--model", os.path.join(SRC, "models/dcp-tiny"), "--device",
+               "cuda", "--kv-bytes-per-rank", "64MiB", "--stuck-after", 3,
+               *args, env=env, ready=90)
+    try:
+        d.__enter__()
+    except RuntimeError as e:
+        check(False, f"{what}: {e}", "")
+        return
+
+    def load():
+        while d.p.poll() is None:
+            try:
+                d.ctl("generate", "--prompt", "The river", "--max-tokens",
+                      "400", "--ignore-eos", timeout=seconds)
+            except subprocess.TimeoutExpired:
+                return
+    threading.Thread(target=load, daemon=True).start()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and d.p.poll() is None:
+        log = d.tail(200)
+        if not ends and all(x in log for x in lines):
+            break
+        time.sleep(0.2)
+    rc, log = d.p.poll(), d.tail(200)
+    said = all(x in log for x in lines)
+    ok = said and (rc not in (None, 0) if ends else rc is None)
+    check(ok, f"{what}: status {rc}, said {said}", log)
+    if d.p.poll() is None:
+        d.p.kill()
+    d.stop()
+
+
+def main():
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    stage = os.path.abspath(sys.argv[1])
+    os.environ["DCPD"] = f"{stage}/usr/local/sbin/dcpd"
+    os.environ["DCPCTL"] = f"{stage}/usr/local/bin/dcpctl"
+    os.environ["DCPD_MODULE_DIR"] = f"{stage}/usr/local/lib/dcpd"
+    os.environ["LD_LIBRARY_PATH"] = f"{stage}/usr/local/lib:" + \
+        os.environ.get("LD_LIBRARY_PATH", "")
+    os.environ["DCPCLIENT_LIB"] = f"{stage}/usr/local/lib/libdcpclient.so"
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True,
+                          text=True).stdout.count("GPU ")
+    run("sticky error", "trap 0 8", [], 60, ["fault: trap", "cuda: "], True)
+    if gpus > 1:
+        run("stuck peer, flags", "hog 1 8",
+            ["--tp", 2, "--dcp-size", 2, "--dcp-comm", "peer"], 90,
+            ["waited", "it is lost"], True)
+        run("stuck peer, events", "hog 1 8", ["--tp", 2, "--dcp-size", 2], 40,
+            ["stuck: step", "rank 1 on GPU 1"], False)
+    else:
+        print("stuck peer: not run: needs two GPUs")
+    print(f"failstop: {failed} failed")
+    raise SystemExit(failed != 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+#!/usr/bin/python3
+"""Does the module give the same answers whatever way it is run in?
+
+    module_check.py FWD LIBDCP_CUDA PART...     (see PARTS; default: all)
+
+FWD is tests/parity/fwd. The plain way (events, no graphs, bf16 weights) is held
+against the CPU backend on dcp-tiny; every other way against the plain one, and
+greedy tokens must be equal up to the first choice whose arg-max gap is small.
+Long contexts are the eval files' prompts; batches are odd, reach past the
+largest graph, and fill the pool to its last page. Exit 0 when all holds.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SRC = os.path.dirname(os.path.dirname(HERE))
+TINY = os.path.join(SRC, "models/dcp-tiny")
+WORK = tempfile.mkdtemp(prefix="module-check-")
+GAP = {"cpu": 0.5, "same": 0.1, "fp8": 1.0}    # logits; spread is 4 to 5
+failed = 0
+
+
+class Fwd:
+    def __init__(self, exe, module=None):
+        env = dict(os.environ)
+        if module:
+            env["FWD_MODULE"] = os.path.abspath(module)
+        self.log = os.path.join(WORK, f"fwd.{'cuda' if module else 'cpu'}")
+        with open(self.log + ".err", "wb") as f:
+            self.p = subprocess.Popen([exe], env=env, text=True, stderr=f,
+                                      stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE)
+
+    def run(self, **job):
+        job.setdefault("out", self.log)
+        self.p.stdin.write(json.dumps(job) + "\n")
+        self.p.stdin.flush()
+        line = self.p.stdout.readline()
+        if not line:
+            raise SystemExit(f"fwd died: {self.said()}")
+        a = json.loads(line)
+        if "error" not in a:
+            a["logits"] = np.fromfile(job["out"] + ".logits", np.float32) \
+                .reshape(-1, a["vocab"])
+        return a
+
+    def said(self):
+        with open(self.log + ".err", errors="replace") as f:
+            return f.read()[-2000:]
+
+
+def compare(got, want, gap, what, differs_ok=False):
+    """Tokens of each request until a gap of the wanted side is below `gap`;
+    logits of the rows that both have, as far as the tokens agree."""
+    global failed
+    if "error" in got or "error" in want:
+        failed += 1
+        print(f"FAIL {what}: {got.get('error') or want.get('error')}")
+        return
+    at = {tuple(e): k for k, e in enumerate(want["entries"])}
+    mine = {tuple(e): k for k, e in enumerate(got["entries"])}
+    asked = wrong = 0
+    worst = 0.0
+    for r, tokens in enumerate(want["tokens"]):
+        end = max(p for q, p in at if q == r)
+        first = end - len(tokens) + 1
+        for k, t in enumerate(tokens):
+            key = (r, first + k)
+            worst = max(worst, float(np.max(np.abs(
+                got["logits"][mine[key]] - want["logits"][at[key]]))))
+            g = want["gaps"][at[key]]
+            if got["tokens"][r][k] != t:
+                wrong += g is not None and g > gap
+                break
+            asked += 1
+    bad = wrong > 0 or asked == 0 or not worst < float("inf")
+    failed += bad
+    print(f"{'FAIL' if bad else 'ok  '} {what}: {asked} tokens agree, {wrong} "
+          f"do not, logits differ by {worst:.3g} at most")
+    sys.stdout.flush()
+
+
+def prompts(fwd, kinds):
+    texts = []
+    for kind, n in kinds:
+        with open(os.path.join(SRC, "tests/data/eval", kind + ".jsonl")) as f:
+            texts += [json.loads(x)["prompt"] for x in f][:n]
+    a = fwd.p
+    a.stdin.write(json.dumps(dict(model=TINY, encode=texts)) + "\n")
+    a.stdin.flush()
+    return json.loads(a.stdout.readline())["ids"]
+
+
+def gpus():
+    r = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    return max(1, sum(x.startswith("GPU ") for x in r.stdout.splitlines()))
+
+
+LAYOUTS_1 = [dict(tp=1), dict(tp=8, dcp=8, way="q", ranks_per_gpu=8)]
+LAYOUTS_2 = [dict(tp=2), dict(tp=2, dcp=2, way="q"),
+             dict(tp=2, cp=2, dcp=2, way="kv")]
+
+
+def base_job(p, how):
+    return dict(model=TINY, prompts=p, decode=24, chunk=256, batch=5,
+                kv="bf16", idx="fp8", **how)
+
+
+def name(how):
+    return " ".join(f"{k}={v}" for k, v in how.items())
+
+
+def part_plain(gpu, cpu, p, n):
+    for how in LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []):
+        c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
+        compare(gpu.run(**base_job(p, how)), cpu.run(**base_job(p, c)),
+                GAP["cpu"], f"plain {name(how)} against the CPU")
+
+
+def part_graph(gpu, cpu, p, n):
+    for how in LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []):
+        want = gpu.run(**base_job(p, how))
+        for rows in (1, 4, 8):      # 5 requests: none, above, filled up
+            compare(gpu.run(**base_job(p, how), graph_rows=rows), want,
+                    GAP["same"], f"graphs of {rows} {name(how)}")
+    said = gpu.said().count("cuda: graph of")
+    print(f"{'ok  ' if said else 'FAIL'} {said} graphs were captured")
+    global failed
+    failed += said == 0
+
+
+def part_peer(gpu, cpu, p, n):
+    if n < 2:
+        print("peer: not run: needs two GPUs")
+        return
+    for how in LAYOUTS_2:
+        want = gpu.run(**base_job(p, how))
+        for more in (dict(comm="peer"), dict(comm="peer", graph_rows=8)):
+            compare(gpu.run(**base_job(p, how), **more), want, GAP["same"],
+                    f"{name(more)} {name(how)}")
+
+
+def part_nccl(gpu, cpu, p, n):
+    if n < 2:
+        print("nccl: not run: needs two GPUs")
+        return
+    for how in LAYOUTS_2:
+        compare(gpu.run(**base_job(p, how), comm="nccl"),
+                gpu.run(**base_job(p, how)), GAP["same"],
+                f"nccl {name(how)}")
+
+
+def part_host(gpu, cpu, p, n):
+    """Pages through host memory: every bit as before."""
+    global failed
+    for how in LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []):
+        for kv in ("bf16", "fp8"):
+            job = dict(base_job(p[:5], how), kv=kv)
+            want, got = gpu.run(**job), gpu.run(**job, rehouse=True)
+            err = want.get("error") or got.get("error")
+            same = not err and np.array_equal(want["logits"], got["logits"])
+            failed += not same
+            print(f"{'ok  ' if same else 'FAIL'} through host memory, {kv} "
+                  f"{name(how)}{': ' + err if err else ''}")
+
+
+def part_mask(gpu, cpu, p, n):
+    """fwd itself holds each token against the best allowed logit."""
+    allowed = [3, 31, 32, 77, 400, 1999]
+    for more in (dict(), dict(graph_rows=8)):
+        for how in LAYOUTS_1:
+            job = dict(base_job(p[:5], how), allowed=allowed)
+            c = {k: v for k, v in job.items() if k != "ranks_per_gpu"}
+            got = gpu.run(**job, **more)
+            compare(got, cpu.run(**c), GAP["cpu"],
+                    f"mask {name(more)} {name(how)}")
+            if "tokens" in got:
+                assert {t for ts in got["tokens"] for t in ts} <= set(allowed)
+
+
+def v32(layers, sparse, experts, inter=18432, moe=2048, fp8=True):
+    """config.json with DeepSeek-V3.2's shapes, few layers and ids."""
+    with open(os.path.join(SRC, "tests/data/configs/deepseek-v3.2.json")) as f:
+        c = json.load(f)
+    c.update(num_hidden_layers=layers, first_k_dense_replace=layers - sparse,
+             vocab_size=4096, n_routed_experts=experts, n_group=1,
+             topk_group=1, intermediate_size=inter, moe_intermediate_size=moe,
+             num_nextn_predict_layers=0, eos_token_id=1, bos_token_id=0)
+    if not fp8:
+        c.pop("quantization_config", None)
+    path = os.path.join(WORK, f"v32-{layers}-{sparse}-{experts}-{inter}-"
+                              f"{moe}-{fp8}.json")
+    with open(path, "w") as f:
+        json.dump(c, f)
+    return path
+
+
+def part_fp8(gpu, cpu, p, n):
+    """FP8 kept against FP8 expanded: x is rounded to e4m3 more, 3 bits of
+    mantissa, so logits differ by percents of their spread, not by more."""
+    global failed
+    rng = np.random.default_rng(7)
+    job = dict(model=v32(2, 1, 16), dummy=True, decode=8, chunk=512, batch=3,
+               kv="fp8", idx="fp8",
+               prompts=[rng.integers(2, 4096, m).tolist()
+                        for m in (65, 130, 1)])
+    for how in [dict(tp=1)] + (LAYOUTS_2 if n > 1 else []):
+        want, got = gpu.run(**job, **how), gpu.run(**job, **how,
+                                                   fp8_weights=True)
+        err = want.get("error") or got.get("error")
+        d = 1.0
+        if not err:     # the first token's rows alone: the same inputs
+            at = {tuple(e): k for k, e in enumerate(want["entries"])}
+            mine = {tuple(e): k for k, e in enumerate(got["entries"])}
+            keys = [(r, len(x) - 1) for r, x in enumerate(job["prompts"])]
+            a = np.stack([want["logits"][at[k]] for k in keys])
+            b = np.stack([got["logits"][mine[k]] for k in keys])
+            d = float(np.linalg.norm(a - b) / np.linalg.norm(a))
+        bad = bool(err) or not d < 0.15
+        failed += bad
+        print(f"{'FAIL' if bad else 'ok  '} FP8 weights kept, {name(how)}: "
+              f"logits differ by {d:.3g} of their norm"
+              f"{': ' + err if err else ''}")
+
+
+PARTS = dict(plain=part_plain, graph=part_graph, peer=part_peer,
+             nccl=part_nccl, host=part_host, mask=part_mask, fp8=part_fp8)
+
+
+def main():
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
+    exe, module, parts = sys.argv[1], sys.argv[2], sys.argv[3:] or list(PARTS)
+    gpu, cpu = Fwd(exe, module), Fwd(exe)
+    p = prompts(cpu, [("math", 2), ("recall16", 2), ("recall24", 1),
+                      ("recall48", 1), ("recall120", 1)])
+    n = gpus()
+    for part in parts:
+        t = time.monotonic()
+        PARTS[part](gpu, cpu, p, n)
+        print(f"     {part}: {time.monotonic() - t:.1f} s")
+    print(gpu.said())
+    print(f"module_check: {failed} failed, {n} GPUs")
+    raise SystemExit(failed != 0)
+
+
+if __name__ == "__main__":
+    main()
