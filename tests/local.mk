@@ -46,3 +46,41 @@ clean-parity:
 clean-venvs:
 	rm -rf tests/venv
 .PHONY: clean-parity clean-venvs
+
+# What the fuzzers share; tests/fuzz/driver.h says how they are built.
+FUZZ_DRIVER = tests/fuzz/driver.c tests/fuzz/driver.h
+EXTRA_DIST += tests/fuzz/corpus tests/fuzz/libfuzzer
+
+# The same as libFuzzer targets: not in any build but that of
+# tests/fuzz/libfuzzer, where the compiler is clang.
+LIBFUZZERS = tests/fuzz/lf_chat tests/fuzz/lf_tokenizer \
+	tests/fuzz/lf_safetensors tests/fuzz/lf_ring tests/fuzz/lf_http \
+	tests/fuzz/lf_body
+EXTRA_PROGRAMS += $(LIBFUZZERS)
+LIBFUZZER_DEFINE = $(AM_CPPFLAGS) -DLIBFUZZER
+LIBFUZZER_LINK = $(AM_LDFLAGS) -fsanitize=fuzzer -export-dynamic
+tests_fuzz_lf_chat_SOURCES = tests/fuzz/fuzz_chat.c
+tests_fuzz_lf_chat_CPPFLAGS = $(LIBFUZZER_DEFINE)
+tests_fuzz_lf_chat_LDFLAGS = $(LIBFUZZER_LINK)
+tests_fuzz_lf_chat_LDADD = $(DCPD_LIBS)
+tests_fuzz_lf_tokenizer_SOURCES = tests/fuzz/fuzz_tokenizer.c
+tests_fuzz_lf_tokenizer_CPPFLAGS = $(LIBFUZZER_DEFINE)
+tests_fuzz_lf_tokenizer_LDFLAGS = $(LIBFUZZER_LINK)
+tests_fuzz_lf_tokenizer_LDADD = $(DCPD_LIBS)
+tests_fuzz_lf_safetensors_SOURCES = tests/fuzz/fuzz_safetensors.c
+tests_fuzz_lf_safetensors_CPPFLAGS = $(LIBFUZZER_DEFINE)
+tests_fuzz_lf_safetensors_LDFLAGS = $(LIBFUZZER_LINK)
+tests_fuzz_lf_safetensors_LDADD = $(DCPD_LIBS)
+tests_fuzz_lf_ring_SOURCES = tests/fuzz/fuzz_ring.c tests/hostile/raw.c \
+	$(ring_test_sources)
+tests_fuzz_lf_ring_CPPFLAGS = $(LIBFUZZER_DEFINE)
+tests_fuzz_lf_ring_LDFLAGS = $(LIBFUZZER_LINK)
+tests_fuzz_lf_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)
+tests_fuzz_lf_http_SOURCES = tests/fuzz/fuzz_http.c $(FUZZ_PLUGIN)
+tests_fuzz_lf_http_CPPFLAGS = $(LIBFUZZER_DEFINE)
+tests_fuzz_lf_http_LDFLAGS = $(LIBFUZZER_LINK)
+tests_fuzz_lf_http_LDADD = libdcpd.a $(JANSSON_LIBS) -ldl -lpthread
+tests_fuzz_lf_body_SOURCES = tests/fuzz/fuzz_body.c $(FUZZ_PLUGIN)
+tests_fuzz_lf_body_CPPFLAGS = $(LIBFUZZER_DEFINE)
+tests_fuzz_lf_body_LDFLAGS = $(LIBFUZZER_LINK)
+tests_fuzz_lf_body_LDADD = libdcpd.a $(JANSSON_LIBS) -ldl -lpthread

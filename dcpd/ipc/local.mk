@@ -71,6 +71,7 @@ EXTRA_DIST += tests/hostile/test_faults.py
 
 check_PROGRAMS += tests/fuzz/fuzz_ring
 TESTS += tests/fuzz/fuzz_ring
-tests_fuzz_fuzz_ring_SOURCES = tests/fuzz/fuzz_ring.c tests/hostile/raw.c \
+tests_fuzz_fuzz_ring_SOURCES = tests/fuzz/fuzz_ring.c $(FUZZ_DRIVER) \
+	tests/hostile/raw.c \
 	tests/hostile/raw.h $(ring_test_sources)
 tests_fuzz_fuzz_ring_LDADD = libdcpclient.la $(DCPD_LIBS) $(TEST_LIBS)

@@ -53,7 +53,8 @@ tests_unit_t_memplan_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/fuzz/fuzz_safetensors
 TESTS += tests/fuzz/fuzz_safetensors
-tests_fuzz_fuzz_safetensors_SOURCES = tests/fuzz/fuzz_safetensors.c
+tests_fuzz_fuzz_safetensors_SOURCES = tests/fuzz/fuzz_safetensors.c \
+	$(FUZZ_DRIVER)
 tests_fuzz_fuzz_safetensors_LDADD = $(DCPD_LIBS)
 EXTRA_DIST += tools/golden_rope.py \
 	tests/data/configs/deepseek-v3.2.json tests/data/configs/glm-5.json \

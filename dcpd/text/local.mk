@@ -70,6 +70,15 @@ noinst_PROGRAMS += tests/bench/bench_mask
 tests_bench_bench_mask_SOURCES = tests/bench/bench_mask.c
 tests_bench_bench_mask_LDADD = $(DCPD_LIBS)
 
+check_PROGRAMS += tests/fuzz/fuzz_chat tests/fuzz/fuzz_tokenizer
+TESTS += tests/fuzz/fuzz_chat tests/fuzz/fuzz_tokenizer
+tests_fuzz_fuzz_chat_SOURCES = tests/fuzz/fuzz_chat.c $(FUZZ_DRIVER) \
+	tests/unit/text_util.h
+tests_fuzz_fuzz_chat_LDADD = $(DCPD_LIBS)
+tests_fuzz_fuzz_tokenizer_SOURCES = tests/fuzz/fuzz_tokenizer.c \
+	$(FUZZ_DRIVER) tests/unit/text_util.h
+tests_fuzz_fuzz_tokenizer_LDADD = $(DCPD_LIBS)
+
 check_PROGRAMS += tests/fuzz/fuzz_gram
 TESTS += tests/fuzz/fuzz_gram
 tests_fuzz_fuzz_gram_SOURCES = tests/fuzz/fuzz_gram.c tests/unit/text_util.h

@@ -51,9 +51,15 @@ EXTRA_DIST += $(PAGE_PARTS) plugins/http/page-join plugins/http/page-hash \
 	tests/integration/test_metrics.py tests/integration/test_page.py \
 	tests/lib/browser.py
 
-# It defines the functions of libdcpclient that the plugin then finds first.
-check_PROGRAMS += tests/fuzz/fuzz_http
-TESTS += tests/fuzz/fuzz_http
-tests_fuzz_fuzz_http_SOURCES = tests/fuzz/fuzz_http.c tests/fuzz/http_seeds.h
+# They define the functions of libdcpclient that the plugin then finds first.
+check_PROGRAMS += tests/fuzz/fuzz_http tests/fuzz/fuzz_body
+TESTS += tests/fuzz/fuzz_http tests/fuzz/fuzz_body
+FUZZ_PLUGIN = tests/fuzz/http_plugin.c tests/fuzz/http_plugin.h
+tests_fuzz_fuzz_http_SOURCES = tests/fuzz/fuzz_http.c $(FUZZ_PLUGIN) \
+	$(FUZZ_DRIVER) tests/fuzz/http_seeds.h
 tests_fuzz_fuzz_http_LDADD = libdcpd.a $(JANSSON_LIBS) -ldl -lpthread
 tests_fuzz_fuzz_http_LDFLAGS = $(AM_LDFLAGS) -export-dynamic
+tests_fuzz_fuzz_body_SOURCES = tests/fuzz/fuzz_body.c $(FUZZ_PLUGIN) \
+	$(FUZZ_DRIVER)
+tests_fuzz_fuzz_body_LDADD = libdcpd.a $(JANSSON_LIBS) -ldl -lpthread
+tests_fuzz_fuzz_body_LDFLAGS = $(AM_LDFLAGS) -export-dynamic

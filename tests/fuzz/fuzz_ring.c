@@ -6,7 +6,8 @@
  * served meanwhile, and at the end the server holds nothing.
  *
  * FUZZ_OPS (1500; 100000 when DCPD_TEST_LONG is set) submissions from FUZZ_SEED
- * (1). The corpus is the table of words below.
+ * (1) with the table of words below; before them the corpus and mutations of it
+ * (driver.h), as script() reads them.
  */
 #include "config.h"
 
@@ -17,6 +18,7 @@
 
 #include "dcpd/base/base.h"
 #include "libdcpclient/dcpclient.h"
+#include "tests/fuzz/driver.h"
 #include "tests/hostile/raw.h"
 #include "tests/unit/ring_server.h"
 
@@ -173,6 +175,88 @@ honest_request(void)
 	DCPD_ASSERT(n == 5 && bad == 0);
 }
 
+static struct ring_server *server;
+static struct raw r;
+
+static void
+set_up(void)
+{
+	struct ring_server_config cfg = { .reserve = true, .ipc = {
+	    .vocab = VOCAB, .max_clients_uid = 40 } };
+
+	dcpd_log_level(LOG_ERR);	/* each drop is a line otherwise */
+	cfg.ipc.path = path = ring_temp_path("sock");
+	server = ring_server_start(&cfg);
+	DCPD_ASSERT(server != NULL);
+	DCPD_ASSERT(dcp_connect(path, 60000, &honest) == 0);
+	raw_join(&r, path);
+}
+
+/*
+ * Submissions as an input says: records of six bytes, what, where and a word.
+ * What: 0 a word of the request, 1 of its entry, 2 of the arena behind, 3 the
+ * completions' head, 4 publish up to the word, 5 publish this one.
+ */
+static void
+script(const uint8_t *p, size_t n)
+{
+	struct dcpr_sqe e;
+	uint32_t len, w, off = 512 * rnd(1024);
+
+	len = full_request(&r, off);
+	e = (struct dcpr_sqe){ .op = DCPR_OP_SUBMIT, .off = off, .len = len,
+	    .id = (uint64_t)r.w.client << 32 | r.next, .user_data = 1 };
+	for (; n >= 6; p += 6, n -= 6) {
+		memcpy(&w, p + 2, 4);
+		switch (p[0] % 6) {
+		case 0:
+			memcpy(r.arena + off + 4 * (p[1] % (sizeof(struct
+			    dcpr_request) / 4)), &w, 4);
+			break;
+		case 1:
+			memcpy((uint8_t *)&e + 4 * (p[1] % (sizeof e / 4)),
+			    &w, 4);
+			break;
+		case 2:
+			memcpy(r.arena + off + 4 * (p[1] % 128), &w, 4);
+			break;
+		case 3:
+			r.c->cq_head = w;
+			break;
+		case 4:
+			raw_publish(&r, w);
+			break;
+		case 5:
+			r.sq[r.c->sq_tail % r.s->sq_entries] = e;
+			r.next++;
+			e.id++;
+			raw_publish(&r, r.c->sq_tail + 1);
+			break;
+		}
+	}
+	r.c->cq_head = __atomic_load_n(&r.s->cq_tail, __ATOMIC_ACQUIRE);
+	raw_ring(&r);
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+	static unsigned inputs;
+
+	if (server == NULL)
+		set_up();
+	state = 1;			/* the same input, the same request */
+	script(data, n < 600 ? n : 600);
+	if (++inputs % HONEST_EVERY == 0)
+		honest_request();
+	if (raw_dropped(&r, 1)) {
+		raw_close(&r);
+		raw_join(&r, path);
+	}
+	return 0;
+}
+
+#ifndef LIBFUZZER
 static uint64_t
 from_env(const char *name, uint64_t other)
 {
@@ -182,22 +266,18 @@ from_env(const char *name, uint64_t other)
 }
 
 int
-main(void)
+main(int argc, char **argv)
 {
 	uint64_t ops = from_env("FUZZ_OPS",
 	    getenv("DCPD_TEST_LONG") != NULL ? 100000 : 1500);
 	uint64_t seed = from_env("FUZZ_SEED", 1), dropped = 0;
-	struct ring_server_config cfg = { .reserve = true, .ipc = {
-	    .vocab = VOCAB, .max_clients_uid = 40 } };
-	struct ring_server *s;
-	struct raw r;
 
+	set_up();
+	if (fuzz_files(argc, argv))
+		ops = 0;
+	else
+		fuzz_corpus("ring", 1000);
 	state = seed * 0x9e3779b97f4a7c15u + 1;
-	dcpd_log_level(LOG_ERR);	/* each drop is a line otherwise */
-	cfg.ipc.path = path = ring_temp_path("sock");
-	s = ring_server_start(&cfg);
-	DCPD_ASSERT(s != NULL && dcp_connect(path, 60000, &honest) == 0);
-	raw_join(&r, path);
 	for (uint64_t i = 0; i < ops; i++) {
 		submissions(&r);
 		if (rnd(3) == 0)
@@ -213,15 +293,16 @@ main(void)
 	raw_close(&r);
 	honest_request();
 	/* Nothing is left of those that were dropped. */
-	for (int i = 0; ring_server_jobs(s) > 0; i++) {
+	for (int i = 0; ring_server_jobs(server) > 0; i++) {
 		DCPD_ASSERT(i < 60000);
 		usleep(1000);
 	}
 	dcp_close(honest);
-	ring_server_stop(s);
+	ring_server_stop(server);
 	printf("fuzz_ring: %llu submissions, FUZZ_SEED=%llu, %llu "
 	    "connections\n", (unsigned long long)ops, (unsigned long long)seed,
 	    (unsigned long long)dropped + 1);
 	DCPD_ASSERT(ops < 1000 || dropped > ops / 100);
 	return EXIT_SUCCESS;
 }
+#endif

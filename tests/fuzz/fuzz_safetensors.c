@@ -3,9 +3,8 @@
  * what is read has the properties that the loader relies on.
  *
  * FUZZ_OPS (20000) mutations from FUZZ_SEED (1) of a few good headers, each
- * parsed; every 50th also as a file in a folder, with an index beside it. With
- * arguments: those files, once each. Built with clang and
- * -DDCPD_LIBFUZZER -fsanitize=fuzzer it is a libFuzzer target instead.
+ * parsed; every 50th also as a file in a folder, with an index beside it. Before
+ * that, the corpus and mutations of it (driver.h), as whole files.
  */
 #include "config.h"
 
@@ -16,6 +15,7 @@
 #include <unistd.h>
 
 #include "dcpd/model/safetensors.h"
+#include "tests/fuzz/driver.h"
 
 static const char *const seeds[] = {
 	"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
@@ -96,26 +96,29 @@ parse(const char *header, size_t len, uint64_t data)
 	return true;
 }
 
-#ifdef DCPD_LIBFUZZER
-
-int LLVMFuzzerTestOneInput(const uint8_t *, size_t);
+/* A file as it lies on disk: eight bytes of length, the header, the data. */
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	uint64_t n = 0;
 	char *copy;
 
-	if (size == 0)
+	if (size < 8)
 		return 0;
-	copy = malloc(size);	/* exactly: one byte too far is seen */
+	for (size_t i = 0; i < 8; i++)
+		n |= (uint64_t)data[i] << 8 * i;
+	if (n > size - 8)
+		n = size - 8;	/* else most inputs would say nothing */
+	copy = malloc(n > 0 ? n : 1);	/* exactly: a byte too far is seen */
 	if (copy == NULL)
 		return 0;
-	memcpy(copy, data, size);
-	parse(copy, size - 1, copy[size - 1] & 63);
+	memcpy(copy, data + 8, n);
+	parse(copy, n, size - 8 - n);
 	free(copy);
 	return 0;
 }
 
-#else
+#ifndef LIBFUZZER
 
 /* --- mutations ----------------------------------------------------------- */
 
@@ -277,40 +280,13 @@ mutations(void)
 	return ops >= 1000 && (taken == 0 || taken > ops * 9 / 10);
 }
 
-/* A file of a corpus, as it lies on disk. */
-static void
-one_file(const char *text, size_t len)
-{
-	uint64_t n = 0;
-	size_t i;
-
-	if (len < 8)
-		return;
-	for (i = 0; i < 8; i++)
-		n |= (uint64_t)(unsigned char)text[i] << 8 * i;
-	if (n <= len - 8)
-		parse(text + 8, n, len - 8 - n);
-}
-
 int
 main(int argc, char **argv)
 {
-	struct dcpd_err err = { 0 };
-	char *text;
-	size_t len;
-	int i;
-
-	if (argc == 1)
-		return mutations();
-	for (i = 1; i < argc; i++) {
-		if (dcpd_read_file(argv[i], 1u << 30, &text, &len, &err) != 0) {
-			fprintf(stderr, "%s\n", err.text);
-			return 2;
-		}
-		one_file(text, len);
-		free(text);
-	}
-	return 0;
+	if (fuzz_files(argc, argv))
+		return 0;
+	fuzz_corpus("safetensors", 20000);
+	return mutations();
 }
 
 #endif
