@@ -420,8 +420,9 @@ http_talk(const uint8_t *data, size_t n, int patience)
 	    (k = recv(p.fd, buf + (got < 16 ? got : 16),
 	    sizeof buf - 16, 0)) > 0)
 		got += (size_t)k;
+	/* evhttp answers in the version that it was asked in, even 0.1. */
 	if (got >= 9)
-		DCPD_ASSERT(strncmp(buf, "HTTP/1.", 7) == 0);
+		DCPD_ASSERT(strncmp(buf, "HTTP/", 5) == 0);
 	close(p.fd);
 }
 
