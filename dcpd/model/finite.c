@@ -1,14 +1,15 @@
 /*
- * See finite.h. Eight bytes at a time, in the time that reading them from
- * memory takes: with the sign off, an exponent of all ones (of e4m3, a number
- * of all ones) and no other carries into the sign's place when one is added at
- * its end.
+ * See finite.h. Eight bytes at a time: with the sign off, an exponent of all
+ * ones (of e4m3, a number of all ones) and no other carries into the sign's
+ * place when one is added at its end.
  */
 #include "config.h"
 
 #include <string.h>
 
 #include "dcpd/model/finite.h"
+
+#define BLOCK 64u	/* bytes that are looked at together */
 
 struct form {
 	unsigned size;		/* bytes of an element; 0: all are finite */
@@ -32,29 +33,57 @@ spread(uint32_t v, unsigned size)
 	return v * (UINT64_MAX / (UINT64_MAX >> (64 - 8 * size)));
 }
 
+struct wide {
+	uint64_t mask, one, sign, any;
+	unsigned size;
+};
+
+/* Bits in the places of the signs of those that are no numbers. */
+static inline uint64_t
+bad_in(const struct wide *w, const unsigned char *at)
+{
+	uint64_t v;
+
+	memcpy(&v, at, 8);
+	return ((v & w->mask) + w->one) & w->sign & (v | w->any);
+}
+
+/* The blocks before the one that has such a number, if any has; bytes. */
+static uint64_t
+skip_finite(const struct wide *f, const unsigned char *p, uint64_t bytes)
+{
+	const struct wide w = *f;
+	uint64_t i, bad = 0;
+
+	for (i = 0; i + BLOCK <= bytes; i += BLOCK) {
+		for (unsigned k = 0; k < BLOCK; k += 8)
+			bad |= bad_in(&w, p + i + k);
+		if (bad != 0)
+			break;
+	}
+	return i;
+}
+
 uint64_t
 dcpd_first_not_finite(enum dcpd_st_dtype dtype, const void *p, uint64_t bytes)
 {
 	const struct form *f = &forms[dtype];
-	const uint64_t mask = f->size == 0 ? 0 : spread(f->mask, f->size);
-	const uint64_t one = f->size == 0 ? 0 : spread(f->one, f->size);
-	const uint64_t sign = f->size == 0 ? 0 : spread(f->sign, f->size);
-	const uint64_t any = f->negative ? 0 : UINT64_MAX;
 	const unsigned char *at = p;
-	uint64_t v, bad, i;
+	unsigned char last[8];
+	struct wide w;
+	uint64_t bad, i;
 
 	if (f->size == 0)
 		return UINT64_MAX;
-	for (i = 0; i < bytes; i += 8) {
-		v = 0;
-		if (bytes - i >= 8)
-			memcpy(&v, at + i, 8);
-		else
-			memcpy(&v, at + i, bytes - i);
-		bad = ((v & mask) + one) & sign & (v | any);
+	w = (struct wide){ spread(f->mask, f->size), spread(f->one, f->size),
+	    spread(f->sign, f->size), f->negative ? 0 : UINT64_MAX, f->size };
+	for (i = skip_finite(&w, p, bytes); i < bytes; i += 8) {
+		memset(last, 0, 8);
+		memcpy(last, at + i, bytes - i < 8 ? bytes - i : 8);
+		bad = bad_in(&w, last);
 		if (bad != 0)		/* little endian: the lowest is first */
 			return (i + (unsigned)__builtin_ctzll(bad) / 8) /
-			    f->size * f->size;
+			    w.size * w.size;
 	}
 	return UINT64_MAX;
 }

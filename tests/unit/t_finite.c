@@ -11,7 +11,7 @@
 
 #include "dcpd/model/finite.h"
 
-#define BYTES 40u
+#define BYTES 200u
 
 /* By the words of the formats: IEEE 754, OCP 8-bit and OCP MX. */
 static bool
