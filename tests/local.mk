@@ -37,6 +37,7 @@ EXTRA_DIST += $(PARITY_TESTS) $(MODEL_TESTS) $(CLIENT_TESTS) tests/lib/parity.py
 	tests/lib/venv_for.py tests/lib/requirements-clients.txt \
 	tests/lib/requirements-eval.txt tools/record_requests.py \
 	$(RECORDED) \
+	tests/bench/trace_table.py \
 	tests/bench/transformers_bench.py
 
 # What the parity tests unpack and derive.

@@ -126,7 +126,7 @@ class Host(unittest.TestCase):
     # CASES 23
     def test_one_answer_whatever_happens_to_its_pages(self):
         """Alone; in batches of 8 and 32; cold, restored, preempted and
-        resumed: in every layout (TP and D = 8 by default in test_cache)."""
+        resumed: in every layout, D = 1, 2, 4 and 8."""
         texts = [(e["ids"], e["greedy"], len(e["greedy"]))
                  for e in self.ref.values() if "recall64" not in e["name"]]
         # Two that outgrow any page that was kept for them, four times each
@@ -155,8 +155,7 @@ class Host(unittest.TestCase):
                 self.assertIsNone(first_difference(
                     a.tokens, base[t].tokens, gaps[t]), (t, what))
 
-        for layout in LAYOUTS if LONG else ("tp8+dcp2", "tp8+dcp4",
-                                            "tp8+cp8+dcp8"):
+        for layout in LAYOUTS:
             with self.subTest(layout), daemon(layout, 12, 300) as d, \
                     d.client() as c:
                 count = lambda k: d.ctl_json("status")["counters"][k]

@@ -269,6 +269,24 @@ def arrivals():
     print("ok: arrivals")
 
 
+def crossover():
+    """The same bytes of pool: D = 8 holds what TP's overflows with."""
+    hit = {}
+    for dcp in 1, 8:
+        with Daemon("--engine", "null", "--tp", 8, "--dcp-size", dcp,
+                    "--null-pages", 128 * dcp) as d:
+            o, rows = run(d, TRACE, "-C", 8, "-T", 10)
+            assert o["failures"] == 0
+            hit[dcp] = o["hit_rate"]
+            if dcp == 8:
+                check_hits(o, rows)
+            else:
+                assert d.ctl_json("status")["counters"]["evictions"] > 1000
+    # 5 to 6 % are found where three of eight conversations have room.
+    assert hit[1] < .3 and hit[8] > .8, hit
+    print("ok: crossover")
+
+
 def prefill_choice():
     """Turns on either side of the break-even that the daemon measured; what
     was predicted and taken is counted for the way that was chosen."""
@@ -333,6 +351,7 @@ def failures():
 
 
 arrivals()
+crossover()
 prefill_choice()
 replays(["--tp", 8])
 replays(["--tp", 8, "--dcp-size", 8])
