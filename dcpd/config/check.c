@@ -26,6 +26,9 @@ check_cuda(const struct dcpd_options *o, struct dcpd_err *err)
 		    "with --device cpu, a GPU does it anyway; leave it out");
 	if (!DCPD_GIVEN(o, dcp_comm) || o->dcp_comm == DCPD_COMM_P2P)
 		return 0;
+	if (o->tp == 1)
+		return dcpd_fail(err, -EINVAL, "--dcp-comm %s: with --tp 1 "
+		    "there is nobody to exchange with; leave it out", comm);
 	if (o->ranks_per_gpu > 1)
 		return dcpd_fail(err, -EINVAL, "--dcp-comm %s: needs a GPU for "
 		    "each rank, --ranks-per-gpu is %u; use --dcp-comm p2p",

@@ -376,6 +376,10 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	if (s->comm != DCPK_COMM_EVENT && s->ranks_per_gpu > 1)
 		return fail(err, -EINVAL, "cuda: --dcp-comm peer and nccl "
 		    "need a GPU for each rank; use p2p");
+	/* rows of a pass are the second dimension of some launches */
+	if (s->max_prefill > 65535 || s->max_rows > 65535)
+		return fail(err, -EINVAL, "cuda: a pass has 65535 rows at "
+		    "most; lower --chunked-prefill-size");
 	if (t->world == 0 || t->world > DCPK_MAX_RANKS || t->dcp == 0 ||
 	    t->attn_tp * t->cp != t->world || t->world % t->dcp != 0 ||
 	    DCPK_PAGE % t->dcp != 0 || m->heads % t->world != 0)

@@ -129,11 +129,13 @@ START_TEST(refused_flags)
 	bad("--engine null --attn-dp-size 2 --tp 8", "--attn-dp-size",
 	    "not built");
 	bad("--model m --dcp-comm nccl", "--dcp-comm", "cuda");
-	bad("--model m --device cuda --dcp-comm nccl --ranks-per-gpu 2",
+	bad("--model m --device cuda --dcp-comm peer", "--dcp-comm peer",
+	    "--tp 1");
+	bad("--model m --device cuda --tp 2 --dcp-comm nccl --ranks-per-gpu 2",
 	    "--dcp-comm nccl", "a GPU for each rank");
-	bad("--model m --device cuda --dcp-comm peer --ranks-per-gpu 8",
+	bad("--model m --device cuda --tp 8 --dcp-comm peer --ranks-per-gpu 8",
 	    "--dcp-comm peer", "p2p");
-	bad("--model m --device cuda --dcp-comm nccl --cuda-graph-max-bs 8",
+	bad("--model m --device cuda --tp 2 --dcp-comm nccl --cuda-graph-max-bs 8",
 	    "--cuda-graph-max-bs 8", "nccl");
 	bad("--model m --cuda-graph-max-bs 8", "--cuda-graph-max-bs", "cuda");
 	bad("--model m --fp8-gemm-backend cublaslt", "--fp8-gemm-backend",
