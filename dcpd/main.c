@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -30,6 +31,7 @@
 
 #define TICK_MS 100	/* how soon a failed engine or an idle drain is seen */
 #define HEAR_S 5.0	/* the clients of a failed engine are told */
+#define LARGE_BLOCK (128 << 10)	/* bytes; from here on its own mapping */
 #define FORCE_S 10	/* an orderly end may take so long after the drain */
 
 static struct {
@@ -305,6 +307,12 @@ main(int argc, char **argv)
 	struct dcpd_err err = { 0 };
 	int code = EXIT_SUCCESS;
 
+	/*
+	 * Left alone, the first large block that is freed has later ones of
+	 * its size come from the arenas, where small blocks that stay keep
+	 * them from going back: 11 MiB became 20 after 20,000 requests.
+	 */
+	mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK);
 	fill_standard_fds();
 	if (dcpd_options_parse(argc, argv, &d.opt, &err) != 0) {
 		dcpd_log(LOG_ERR, "%s", err.text);

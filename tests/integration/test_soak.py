@@ -91,13 +91,24 @@ def state(d):
         assert time.monotonic() < end, "requests do not end"
         time.sleep(0.02)
     d.ctl_json("check")
-    pid = d.p.pid
+    used = [r["pages_used"] for r in s["ranks"]]
+    # The last connection is closed a little later, and buffers of it freed.
+    was, since = None, time.monotonic()
+    while time.monotonic() - since < 1:
+        now = holdings(d.p.pid)
+        if now != was:
+            assert time.monotonic() < end, f"never still: {was}, {now}"
+            was, since = now, time.monotonic()
+        time.sleep(0.1)
+    return *was, used
+
+
+def holdings(pid):
     with open(f"/proc/{pid}/status") as f:
         rss = next(int(x.split()[1]) for x in f if x.startswith("VmRSS"))
     with open(f"/proc/{pid}/maps") as f:
         maps = sum("memfd:dcpd-" in x for x in f)
-    used = [r["pages_used"] for r in s["ranks"]]
-    return rss, len(os.listdir(f"/proc/{pid}/fd")), maps, used
+    return rss, len(os.listdir(f"/proc/{pid}/fd")), maps
 
 
 def same(what, first, last, requests):
