@@ -42,7 +42,8 @@ plugins/http/page_hash.h: plugins/http/page.html plugins/http/page-hash
 		plugins/http/page.html >$@.new && mv $@.new $@
 HTTP_TESTS = tests/integration/test_http_limits.py \
 	tests/integration/test_http_api.py tests/integration/test_http_cases.py \
-	tests/integration/test_http_doc.py tests/integration/test_http_load.py
+	tests/integration/test_http_doc.py tests/integration/test_http_load.py \
+	tests/integration/test_agent_prompt.py
 TESTS += $(HTTP_TESTS)
 EXTRA_DIST += $(HTTP_TESTS) tests/lib/httpconf.py tests/lib/rawhttp.py
 
