@@ -27,6 +27,7 @@ struct held {
 	bool begins;
 	struct text text;
 	struct gen_tokens tokens;
+	size_t tops;		/* bytes of the tokens' .top */
 };
 /* An event's text, tokens and usage into the choice. */
 int choice_take(struct choice *, const struct dcp_event *, bool *call_begins);

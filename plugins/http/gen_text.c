@@ -212,19 +212,15 @@ held_free(struct held *h)
 size_t
 held_size(const struct held *h)
 {
-	size_t n = sizeof *h + h->text.cap + h->tokens.cap *
-	    sizeof *h->tokens.v;
-
-	for (size_t i = 0; i < h->tokens.n; i++)
-		n += h->tokens.v[i].n_top * sizeof *h->tokens.v[i].top;
-	return n;
+	return sizeof *h + h->text.cap + h->tokens.cap * sizeof *h->tokens.v +
+	    h->tops;
 }
 
 int
 choice_hold(struct choice *c, const struct dcp_event *ev, bool begins)
 {
 	struct held *h = TAILQ_LAST(&c->held, helds);
-	size_t before = 0;
+	size_t before = 0, n;
 
 	if (h != NULL && h->channel == ev->channel && h->call == ev->call &&
 	    !begins && h->text.len < HELD_JOIN) {
@@ -238,8 +234,11 @@ choice_hold(struct choice *c, const struct dcp_event *ev, bool begins)
 		h->begins = begins;
 		TAILQ_INSERT_TAIL(&c->held, h, link);
 	}
+	n = h->tokens.n;
 	if (text_add(&h->text, ev->text, ev->text_len) != 0 ||
 	    gen_tokens_add(&h->tokens, ev) != 0)
 		return -ENOMEM;
+	for (; n < h->tokens.n; n++)
+		h->tops += h->tokens.v[n].n_top * sizeof *h->tokens.v[n].top;
 	return (int)(held_size(h) - before);
 }

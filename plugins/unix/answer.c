@@ -156,20 +156,40 @@ delta_line(const struct asked *a, const struct dcp_event *ev)
 
 /* --- the whole answer ---------------------------------------------------- */
 
-/* The text so far and the piece, as a JSON string under that key. */
-static void
-join(json_t *o, const char *key, const struct dcp_event *ev)
+/* Pieces of text as one; joined at the end, or long ones would take long. */
+static json_t *
+joined(const json_t *pieces)
 {
-	const json_t *before = json_object_get(o, key);
-	size_t n = json_string_length(before);
-	char *s = malloc(n + ev->text_len + 1);
+	size_t i, n = 0;
+	json_t *p, *out;
+	char *s;
 
+	json_array_foreach(pieces, i, p)
+		n += json_string_length(p);
+	s = malloc(n + 1);
 	if (s == NULL)
-		return;
-	memcpy(s, n > 0 ? json_string_value(before) : "", n);
-	memcpy(s + n, ev->text, ev->text_len);
-	json_object_set_new(o, key, json_stringn(s, n + ev->text_len));
+		return NULL;
+	n = 0;
+	json_array_foreach(pieces, i, p) {
+		memcpy(s + n, json_string_value(p), json_string_length(p));
+		n += json_string_length(p);
+	}
+	out = json_stringn(s, n);
 	free(s);
+	return out;
+}
+
+static json_t *
+joined_calls(const json_t *calls)
+{
+	json_t *out = json_array(), *call;
+	size_t i;
+
+	json_array_foreach(calls, i, call)
+		json_array_append_new(out, json_pack("{s:o,s:o}",
+		    "name", joined(json_object_get(call, "name")),
+		    "arguments", joined(json_object_get(call, "arguments"))));
+	return out;
 }
 
 static void
@@ -184,12 +204,13 @@ keep(struct asked *a, const struct dcp_event *ev)
 	if (ev->channel == DCP_CH_TOOL_NAME ||
 	    ev->channel == DCP_CH_TOOL_ARGS) {
 		while (json_array_size(a->calls) <= ev->call &&
-		    json_array_append_new(a->calls, json_pack("{s:s,s:s}",
-		    "name", "", "arguments", "")) == 0)
+		    json_array_append_new(a->calls, json_pack("{s:[],s:[]}",
+		    "name", "arguments")) == 0)
 			;
 		call = json_array_get(a->calls, ev->call);
-		join(call, ev->channel == DCP_CH_TOOL_NAME ? "name" :
-		    "arguments", ev);
+		json_array_append_new(json_object_get(call, ev->channel ==
+		    DCP_CH_TOOL_NAME ? "name" : "arguments"),
+		    json_stringn(ev->text, ev->text_len));
 	}
 	/* The prompt's logprobs (echo) come first; its tokens are known. */
 	if (ev->channel != DCP_CH_PROMPT)
@@ -210,7 +231,7 @@ whole_line(struct asked *a, const struct dcp_event *ev)
 		json_object_set_new(o, "reasoning", json_stringn(
 		    (char *)evbuffer_pullup(a->reasoning, -1), nr));
 	if (json_array_size(a->calls) > 0)
-		json_object_set(o, "tool_calls", a->calls);
+		json_object_set_new(o, "tool_calls", joined_calls(a->calls));
 	json_object_set(o, "tokens", a->tokens);
 	if (json_array_size(a->logprobs) > 0)
 		json_object_set(o, "logprobs", a->logprobs);
