@@ -240,6 +240,9 @@ int dcpg_host_open(dcpk_ctx *, dcpk_err *);
 void dcpg_host_close(dcpk_ctx *);
 int dcpg_move(dcpk_ctx *, const dcpk_move *, uint32_t n, bool out,
     dcpk_err *);
+/* peek.cu */
+int64_t dcpg_peek(dcpk_ctx *, dcpk_peek, uint32_t layer, uint32_t rank,
+    uint32_t row, void *buf, size_t cap);
 size_t dcpg_sort_bytes(uint32_t n, uint32_t segments);
 
 static inline uint8_t *

@@ -13,7 +13,8 @@ cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
 	kernels/cuda/select.cu kernels/cuda/host.cu \
-	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu
+	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
+	kernels/cuda/peek.cu
 
 if CUDA
 moduledir = $(pkglibdir)
