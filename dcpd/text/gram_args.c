@@ -162,36 +162,47 @@ has_tag(const char *s)
 	return strstr(s, "<\uff5c") != NULL || strstr(s, "</\uff5c") != NULL;
 }
 
+/* Definition i anew, if it is a string's automaton of its own. */
+static int
+without_tag(struct cut *k, uint32_t i)
+{
+	struct gram_def *def = &k->c.g->def[i];
+	struct remake m = { .d = def->dfa, .tagged = true };
+	struct gram_dfa *d;
+	int rc;
+
+	if (def->kind == G_LIT && has_tag(def->lit))
+		return schema_fail(&k->c, "a name or a literal holds what ends "
+		    "an argument in this model's calls");
+	if (def->kind != G_DFA || !def->own || def->lazy)
+		return 0;
+	rc = remade(k, remake(&m, &d));
+	if (rc != 0)
+		return rc;
+	k->c.effort += d->work;
+	/* Others still use that of any string. */
+	if (i != GRAM_STRING)
+		gram_dfa_free(def->dfa);
+	def->dfa = d;
+	return 0;
+}
+
 /* No string of the grammar may hold a tag. */
 static int
 without_tags(struct cut *k)
 {
 	struct gram *g = k->c.g;
-	struct gram_dfa *plain = g->def[GRAM_STRING].dfa, *d;
+	struct gram_dfa *plain = g->def[GRAM_STRING].dfa;
 	int rc = 0;
 
-	for (uint32_t i = 0; i < g->n_def && rc == 0; i++) {
-		struct remake m = { .d = g->def[i].dfa, .tagged = true };
-
-		if (g->def[i].kind == G_LIT && has_tag(g->def[i].lit))
-			return schema_fail(&k->c, "a name or a literal holds "
-			    "what ends an argument in this model's calls");
-		if (g->def[i].kind != G_DFA || !g->def[i].own ||
-		    g->def[i].lazy)
-			continue;
-		rc = remade(k, remake(&m, &d));
-		if (rc != 0)
-			return rc;
-		k->c.effort += d->work;
-		if (i != GRAM_STRING)
-			gram_dfa_free(g->def[i].dfa);
-		g->def[i].dfa = d;
-	}
+	for (uint32_t i = 0; i < g->n_def && rc == 0; i++)
+		rc = without_tag(k, i);
 	for (uint32_t i = 0; i < g->n_def; i++)
 		if (g->def[i].kind == G_DFA && !g->def[i].own)
 			g->def[i].dfa = g->def[GRAM_STRING].dfa;
-	gram_dfa_free(plain);
-	return 0;
+	if (g->def[GRAM_STRING].dfa != plain)
+		gram_dfa_free(plain);
+	return rc;
 }
 
 /* --- bare strings ------------------------------------------------------ */
