@@ -3,9 +3,10 @@
  *
  * One host thread (the step thread) enqueues the work of every rank, each on
  * its own stream of its own device; ranks may share a device. Where ranks
- * exchange data, every stream waits for an event of every other (dcpg_meet):
- * afterwards each may read what the others wrote, through peer memory. The
- * host never waits inside a step, except for the sampled tokens at its end.
+ * exchange data, every stream waits for an event of every other, or for a flag
+ * that every other writes into its memory (dcpg_meet): afterwards each may read
+ * what the others wrote, through peer memory. The host never waits inside a
+ * step, except for the sampled tokens at its end.
  *
  * A buffer that peers read is not written again before another meeting has
  * passed; that is why attention and FFN have partial sums of their own.
