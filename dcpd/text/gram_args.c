@@ -212,10 +212,12 @@ raw_literal(struct cut *k, const char *lit, uint32_t *id)
 {
 	json_t *v = json_loads(lit, JSON_DECODE_ANY, NULL);
 	char *s = v == NULL ? NULL : strdup(json_string_value(v));
-	int rc = s == NULL ? schema_no_memory(&k->c) :
-	    schema_add_def(&k->c, G_LIT, id);
+	int rc;
 
 	json_decref(v);
+	if (s == NULL)
+		return schema_no_memory(&k->c);
+	rc = schema_add_def(&k->c, G_LIT, id);
 	if (rc != 0) {
 		free(s);
 		return rc;
@@ -231,7 +233,7 @@ raw_string(struct cut *k, uint32_t d, bool (*only)(unsigned), uint32_t *id)
 {
 	const struct gram_def from = k->c.g->def[d];
 	struct remake m = { from.dfa, true, k->tagged, only };
-	struct gram_dfa *dfa;
+	struct gram_dfa *dfa = NULL;
 	struct gram_def *to;
 	int rc;
 

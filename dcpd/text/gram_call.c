@@ -75,9 +75,13 @@ add_tool(struct gram_call *c, const json_t *tool, uint64_t *effort,
 		return dcpd_fail(err, -EINVAL, "options: tools: \"%.60s\": no "
 		    "name that can be written in a call: want letters, "
 		    "digits, _ and -", name);
+	t->name = strdup(name);
+	if (t->name == NULL)
+		return dcpd_fail(err, -ENOMEM, "tools: out of memory");
 	rc = gram_get(c->gs, json_is_null(params) ? NULL : params,
 	    c->dsml ? GRAM_TAGGED : GRAM_ARGS, &t->g, err);
 	if (rc != 0) {
+		free(t->name);
 		if (err != NULL)
 			dcpd_fail_in(err, "options: tools: \"%.60s\": "
 			    "parameters", name);
@@ -89,9 +93,7 @@ add_tool(struct gram_call *c, const json_t *tool, uint64_t *effort,
 		return dcpd_fail(err, -EINVAL, "options: tools: the schemas of "
 		    "all take too long to prepare: offer fewer, or force one "
 		    "by its name");
-	t->name = strdup(name);
-	return t->name != NULL ? 0 :
-	    dcpd_fail(err, -ENOMEM, "tools: out of memory");
+	return 0;
 }
 
 static int
