@@ -14,6 +14,9 @@
 struct dcpd_daemon {
 	struct dcpd_options opt;
 	struct dcpd_run run;
+	/* Of the sockets' and the stats page's paths: a signal's thread may
+	 * remove them while the main thread makes them. */
+	pthread_mutex_t files_lock;
 	struct dcpd_listen client_sock, admin_sock;
 	gid_t client_group;			/* of --socket-group */
 	struct dcpd_admin *admin;

@@ -42,10 +42,11 @@ static struct {
 	struct dcpd_daemon *daemon;
 } sig;
 
-/* For an exit without unwinding. */
+/* For an exit without unwinding: the lock stays taken, so that no more come. */
 static void
 remove_files(void)
 {
+	pthread_mutex_lock(&sig.daemon->files_lock);
 	dcpd_listen_unlink(&sig.daemon->client_sock);
 	dcpd_listen_unlink(&sig.daemon->admin_sock);
 	dcpd_stats_close();
@@ -302,6 +303,7 @@ int
 main(int argc, char **argv)
 {
 	static struct dcpd_daemon d = {
+		.files_lock = PTHREAD_MUTEX_INITIALIZER,
 		.client_sock = DCPD_LISTEN_INIT, .admin_sock = DCPD_LISTEN_INIT,
 	};
 	struct dcpd_err err = { 0 };

@@ -591,6 +591,17 @@ open_sockets(struct dcpd_daemon *d, struct dcpd_err *err)
 }
 
 static int
+open_files(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	int rc;
+
+	pthread_mutex_lock(&d->files_lock);
+	rc = open_sockets(d, err);
+	pthread_mutex_unlock(&d->files_lock);
+	return rc;
+}
+
+static int
 start_sched(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	const struct dcpd_options *o = &d->opt;
@@ -701,7 +712,7 @@ dcpd_daemon_start(struct dcpd_daemon *d, struct dcpd_err *err)
 	json_object_seed(0);
 	if ((rc = start_run(d, err)) != 0 ||
 	    (rc = phase_config(d, err)) != 0 ||
-	    (rc = open_sockets(d, err)) != 0)
+	    (rc = open_files(d, err)) != 0)
 		return rc;
 	rc = dcpd_admin_start(d->admin_sock.fd, &d->run, &d->admin, err);
 	if (rc != 0 || (rc = phase_plugins(d, err)) != 0)
@@ -758,9 +769,11 @@ dcpd_daemon_stop(struct dcpd_daemon *d)
 		sd_notify(0, "WATCHDOG=trigger");
 	if (d->have_engine && d->engine.close != NULL)
 		d->engine.close(d->engine.self);
+	pthread_mutex_lock(&d->files_lock);
 	dcpd_listen_close(&d->admin_sock);
 	dcpd_listen_close(&d->client_sock);
 	dcpd_stats_close();
+	pthread_mutex_unlock(&d->files_lock);
 	if (d->tok != NULL)
 		dcpd_tokenizer_close(d->tok);
 	if (d->have_config)
