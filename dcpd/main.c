@@ -42,11 +42,19 @@ static struct {
 	struct dcpd_daemon *daemon;
 } sig;
 
-/* For an exit without unwinding: the lock stays taken, so that no more come. */
+/*
+ * For an exit without unwinding: the lock stays taken, so that no more come.
+ * Who holds it for longer waits for another process to leave the folder.
+ */
 static void
 remove_files(void)
 {
-	pthread_mutex_lock(&sig.daemon->files_lock);
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 1;
+	if (pthread_mutex_timedlock(&sig.daemon->files_lock, &until) != 0)
+		return;
 	dcpd_listen_unlink(&sig.daemon->client_sock);
 	dcpd_listen_unlink(&sig.daemon->admin_sock);
 	dcpd_stats_close();

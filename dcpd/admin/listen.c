@@ -17,6 +17,24 @@
 #include "dcpd/admin/listen.h"
 #include "dcpd/base/stale.h"
 
+#define LOCK_MS 5000
+
+/* Another dcpd is done in no time; anyone who can read the folder can lock it
+ * for ever. */
+static int
+lock_soon(int fd)
+{
+	int rc = 0;
+
+	for (int ms = 0; ms < LOCK_MS; ms += 20) {
+		rc = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
+		if (rc != -EWOULDBLOCK && rc != -EINTR)
+			return rc;
+		usleep(20000);
+	}
+	return rc;
+}
+
 /* The folder of path, opened and locked: two daemons that start at once must
  * not both find the same stale socket. */
 static int
@@ -24,7 +42,7 @@ lock_folder(const char *path, const char *flag, int *out, struct dcpd_err *err)
 {
 	char dir[sizeof ((struct sockaddr_un *)0)->sun_path];
 	char *slash;
-	int fd;
+	int fd, rc;
 
 	snprintf(dir, sizeof dir, "%s", path);
 	slash = strrchr(dir, '/');
@@ -38,12 +56,13 @@ lock_folder(const char *path, const char *flag, int *out, struct dcpd_err *err)
 		    flag, path, dir, strerror(errno), errno == ENOENT ?
 		    "create it, or give another path" :
 		    "give a path in a folder of yours");
-	if (flock(fd, LOCK_EX) != 0) {
-		int rc = dcpd_fail(err, -errno, "%s %s: locking %s: %s", flag,
-		    path, dir, strerror(errno));
-
+	rc = lock_soon(fd);
+	if (rc != 0) {
 		close(fd);
-		return rc;
+		return dcpd_fail(err, rc, "%s %s: %s %s", flag, path, dir,
+		    rc == -EWOULDBLOCK ? "is locked by another process; stop "
+		    "it (fuser names it), or give a path elsewhere" :
+		    strerror(-rc));
 	}
 	*out = fd;
 	return 0;

@@ -14,8 +14,8 @@
 
 /*
  * 0: nothing is at sa's path any more. -EEXIST: something that is no socket;
- * -EADDRINUSE: a process listens there, or it cannot be told whether one does;
- * otherwise -errno, of looking or removing. type: SOCK_STREAM or another.
+ * -EADDRINUSE: a process listens there; otherwise -errno, of looking, asking
+ * (-EACCES: somebody's, perhaps alive) or removing. type: SOCK_STREAM or another.
  */
 static inline int
 dcpd_stale_remove(const struct sockaddr_un *sa, int type)
@@ -33,8 +33,11 @@ dcpd_stale_remove(const struct sockaddr_un *sa, int type)
 	e = connect(fd, (const struct sockaddr *)sa, sizeof *sa) == 0 ? 0 :
 	    errno;
 	close(fd);
-	if (e != ECONNREFUSED && e != ENOENT)
+	/* A full queue or another type of socket is somebody's, too. */
+	if (e == 0 || e == EAGAIN || e == EPROTOTYPE)
 		return -EADDRINUSE;
+	if (e != ECONNREFUSED && e != ENOENT)
+		return -e;
 	return unlink(sa->sun_path) == 0 || errno == ENOENT ? 0 : -errno;
 }
 

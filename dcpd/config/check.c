@@ -257,10 +257,11 @@ dcpd_options_quantization(const struct dcpd_options *o,
 		return dcpd_fail(err, -EINVAL, "--quantize-activations: the "
 		    "checkpoint %.200s is not quantised, so its products are "
 		    "not either; leave it out", o->model);
-	if (o->fp8_gemm == DCPD_FP8_CUBLASLT && strcmp(has, "fp8") != 0)
+	if (o->fp8_gemm == DCPD_FP8_CUBLASLT && (strcmp(has, "fp8") != 0 ||
+	    cfg->block_n != 128 || cfg->block_k != 128))
 		return dcpd_fail(err, -EINVAL, "--fp8-gemm-backend cublaslt: "
-		    "the checkpoint %.200s has no FP8 weights; leave it out",
-		    o->model);
+		    "the checkpoint %.200s has no FP8 weights with scales of "
+		    "128 x 128 blocks; leave it out", o->model);
 	if (o->quantization == NULL)
 		return 0;
 	if (has[0] == '\0')

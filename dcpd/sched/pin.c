@@ -108,6 +108,10 @@ find_pages(struct dcpd_sched *s, const struct dcpd_pin_ask *a, struct pin *p,
 			return dcpd_fail(err, -ENOENT, "no running request "
 			    "%llu; see `dcpctl requests`",
 			    (unsigned long long)a->request);
+		if (r->restoring)
+			return dcpd_fail(err, -EBUSY, "request %llu: part of "
+			    "its text is still in host memory: try again in a "
+			    "moment", (unsigned long long)a->request);
 		p->n = (uint32_t)dcpd_min64(r->n_shared,
 		    r->n_prompt / DCPD_PAGE_TOKENS);
 		memcpy(p->page, r->pages, p->n * sizeof *p->page);

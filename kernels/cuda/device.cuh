@@ -115,9 +115,9 @@ struct dcpg_rank {
 	bf16 *hs;		/* [samples][hidden] */
 	float *logits;		/* [samples][vocab slice] */
 	char *plan;		/* device copy */
-	uint32_t *own_mem, *own, *owner, *jof;	/* CP prefill only, else NULL: rows this
-				   rank computes; who computes row i, and
-				   as which of its rows */
+	/* CP prefill only, else NULL: rows this rank computes; who computes
+	 * row i, and as which of its rows */
+	uint32_t *own_mem, *own, *owner, *jof;
 	uint32_t m;		/* how many */
 	/* rank 0 */
 	float *all_logits;	/* [samples][vocab] */

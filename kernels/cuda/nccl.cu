@@ -55,8 +55,10 @@ dcpg_nccl_open(dcpk_ctx *c, dcpk_err *err)
 	if (c->s.comm != DCPK_COMM_NCCL || c->W == 1)
 		return 0;
 	c->nccl = new (std::nothrow) dcpg_nccl();
-	if (c->nccl == NULL)
+	if (c->nccl == NULL) {
+		snprintf(err->text, sizeof err->text, "cuda: out of memory");
 		return -ENOMEM;
+	}
 	c->nccl->lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
 	if (c->nccl->lib == NULL || !symbols(c->nccl)) {
 		snprintf(err->text, sizeof err->text, "cuda: --dcp-comm nccl: "

@@ -383,7 +383,8 @@ logits(dcpk_ctx *c, uint32_t s0)
 		rc |= dcpg_meet(c);
 	cudaSetDevice(c->r[0].dev);
 	collect<<<dim3((m->vocab + 255) / 256, n), 256, 0, c->r[0].st>>>(
-	    DCPG_PEERS(c, float, logits), c->W, c->r[0].vocab_first, m->vocab, c->r[0].all_logits);
+	    DCPG_PEERS(c, float, logits), c->W, c->r[0].vocab_first, m->vocab,
+	    c->r[0].all_logits);
 	return rc | DCPG_LAUNCHED("collect");
 }
 

@@ -1,7 +1,8 @@
 /*
  * Weights on the device, in the forms of kernels/keep.h: matrices as bf16 (FP8,
  * W4AFP8 and compressed-tensors are dequantised on the way) or as e4m3 with
- * scales, norms and router as f32. A slice goes to every rank of its mask. kv_b_proj is taken apart into W_UK (transposed) and W_UV.
+ * scales, norms and router as f32. A slice goes to every rank of its mask.
+ * kv_b_proj is taken apart into W_UK (transposed) and W_UV.
  * The MTP layer is read past: nothing runs it yet.
  */
 #include <stdarg.h>

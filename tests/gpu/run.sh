@@ -52,6 +52,17 @@ part() {	# NAME LIMIT NEEDED COMMAND...: NEEDED is a file or program
 	grep -E '^(FAIL|=+ (Error|Race)|.*Traceback)' "$out/$name.log" | head -8
 }
 
+two() {	# PART COMMAND...: a part that needs two GPUs
+	if [ "$gpus" -ge 2 ]; then
+		shift
+		"$@"
+		return
+	fi
+	case " ${PARTS:-$1} " in
+	*" $1 "*) row "$1" "not run" 0 "needs two GPUs" ;;
+	esac
+}
+
 module() {	# PART LIMIT: one of module_check.py's
 	part "$1" "$2" "$bin/libdcp_cuda.so" python3 "$here/module_check.py" \
 	    "$bin/fwd" "$bin/libdcp_cuda.so" "$1"
@@ -63,15 +74,15 @@ gpus=$(grep -c '^GPU' "$out/gpus.log")
 part peer_test 40 "$bin/peer_test" "$bin/peer_test" "$seed"
 module plain 60
 module graph 60
-[ "$gpus" -lt 2 ] || module peer 40
-[ "$gpus" -lt 2 ] || module nccl 40
+two peer module peer 40
+two nccl module nccl 40
 module host 40
 module mask 30
 module fp8 60
 part failstop 120 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
     "$stage" "$bin/libfault.so"
-[ "$gpus" -lt 2 ] || part price 240 "$bin/libdcp_cuda.so" python3 \
-    "$here/price.py" "$bin/fwd" "$bin/libdcp_cuda.so"
+two price part price 240 "$bin/libdcp_cuda.so" python3 "$here/price.py" \
+    "$bin/fwd" "$bin/libdcp_cuda.so"
 part kernel_test 90 "$bin/kernel_test" "$bin/kernel_test" "$seed"
 part memcheck 60 compute-sanitizer compute-sanitizer --tool memcheck \
     --error-exitcode 1 "$bin/kernel_test" "$seed" short

@@ -35,6 +35,16 @@ refused "FP8 of a checkpoint without" "has no FP8 weights" \
     --fp8-gemm-backend -- --plan --device cuda --tp 8 \
     --model "$srcdir/tests/data/configs/glm-5.2.json" \
     --fp8-gemm-backend cublaslt
+python3 - "$srcdir/tests/data/configs/deepseek-v3.2.json" "$work/config.json" \
+    <<'EOF' || fail "no config.json to change"
+import json, sys
+c = json.load(open(sys.argv[1]))
+c["quantization_config"] = {"quant_method": "fp8"}
+json.dump(c, open(sys.argv[2], "w"))
+EOF
+refused "FP8 with a scale a row" "128 x 128 blocks" \
+    --fp8-gemm-backend -- --plan --device cuda --tp 8 \
+    --model "$work/config.json" --fp8-gemm-backend cublaslt
 DCPD=/nonexistent ctl plan --model x 2>"$work/log" && fail "no dcpd at all"
 grep -q DCPD "$work/log" || fail "$(cat "$work/log")"
 echo "all ok"

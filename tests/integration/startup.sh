@@ -87,6 +87,14 @@ sock=$work/s
 echo text >"$sock"
 refused "a file in the socket's place" "not a socket" "$sock" -- --engine null
 rm "$sock"
+mkdir "$work/locked"
+sock=$work/locked/s
+(flock 9 && : >"$work/held" && exec sleep 100) 9<"$work/locked" &
+holder=$!
+while [ ! -e "$work/held" ]; do sleep 0.05; done
+refused "somebody holds the folder" "is locked" "$sock" -- --engine null
+kill "$holder"
+sock=$work/s
 start --engine null
 refused "another daemon listens" "in use" --socket -- --engine null
 ctl status -j >/dev/null || fail "the first daemon is not well"

@@ -135,8 +135,8 @@ START_TEST(refused_flags)
 	    "--dcp-comm nccl", "a GPU for each rank");
 	bad("--model m --device cuda --tp 8 --dcp-comm peer --ranks-per-gpu 8",
 	    "--dcp-comm peer", "p2p");
-	bad("--model m --device cuda --tp 2 --dcp-comm nccl --cuda-graph-max-bs 8",
-	    "--cuda-graph-max-bs 8", "nccl");
+	bad("--model m --device cuda --tp 2 --dcp-comm nccl "
+	    "--cuda-graph-max-bs 8", "--cuda-graph-max-bs 8", "nccl");
 	bad("--model m --cuda-graph-max-bs 8", "--cuda-graph-max-bs", "cuda");
 	bad("--model m --fp8-gemm-backend cublaslt", "--fp8-gemm-backend",
 	    "cuda");
