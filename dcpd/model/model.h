@@ -40,6 +40,7 @@ struct dcpd_load_options {
 	enum dcpd_load_format format;
 	uint64_t seed;			/* dummy */
 	bool progress;			/* bar on a terminal */
+	bool any_number;		/* tests: NaN and infinities are taken */
 	void (*tick)(void *arg, uint64_t done, uint64_t total);	/* or NULL */
 	void *tick_arg;
 };

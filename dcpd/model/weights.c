@@ -184,7 +184,7 @@ fetch(struct loader *l, const struct dcpd_extent *x, struct buffer *b,
 	rc = grow(b, x->bytes, l->err);
 	if (rc == 0)
 		rc = dcpd_st_read(l->st, x->t, x->off, x->bytes, b->p, l->err);
-	if (rc == 0)
+	if (rc == 0 && !l->place.opt->any_number)
 		rc = check_finite(l, x, b->p);
 	if (rc == 0) {
 		*out = b->p;

@@ -141,6 +141,7 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	j->all_logits = truth(o, "all_logits");
 	j->select = truth(o, "select");
 	j->dummy = truth(o, "dummy");
+	j->any_number = truth(o, "any_number");
 	j->latent_eps_config = truth(o, "latent_eps_config");
 	j->check_gather = truth(o, "check_gather");
 	j->check_replicas = truth(o, "check_replicas");
@@ -562,7 +563,7 @@ device_open(struct run *r, struct dcpd_err *err)
 {
 	struct job *j = &r->j;
 	struct dcpd_load_options load = { .format = j->dummy ? DCPD_LOAD_DUMMY :
-	    DCPD_LOAD_AUTO, .seed = 1 };
+	    DCPD_LOAD_AUTO, .seed = 1, .any_number = j->any_number };
 	struct dcpk_setup su = { .model = r->cfg.m, .topo = r->topo,
 	    .kv = j->kv, .idx = j->idx, .pages = j->pages,
 	    .max_rows = j->batch * j->decode_rows, .max_prefill = j->chunk,

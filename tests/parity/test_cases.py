@@ -299,7 +299,7 @@ class Outliers(ParityCase):
                       dict(tp=4, cp=4, dcp=D, strategy="zigzag", way="a2a")):
                 with self.subTest(label(d)):
                     a = self.job(model=self.path, prompts=[p], chunk=64,
-                                 all_logits=True, **d, **how)
+                                 all_logits=True, any_number=True, **d, **how)
                     n = 0
                     for (_, pos), got in zip(a["entries"], a["logits"]):
                         if pos < first or p[pos] == self.BAD:
