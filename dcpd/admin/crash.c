@@ -29,7 +29,7 @@
 #define FRAMES 64
 #define MODULES 64
 #define OTHER_MS 1000		/* the step thread has so long for its part */
-#define WAIT_MS 5000		/* other threads that crash, for the report */
+#define WAIT_S 30u		/* other threads that crash, for the report */
 #define ASK_SIGNAL SIGRTMIN	/* to it */
 
 static const int fatal[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT };
@@ -333,10 +333,11 @@ may_report(int *by)
 static void
 wait_for_report(void)
 {
-	struct timespec ms = { .tv_nsec = 1000000 };
+	const struct timespec nap = { .tv_nsec = 10000000 };
+	uint64_t end = dcpd_now_ns() + WAIT_S * 1000000000ull;
 
-	for (unsigned i = 0; i < WAIT_MS && !atomic_load(&reported); i++)
-		nanosleep(&ms, NULL);
+	while (!atomic_load(&reported) && dcpd_now_ns() < end)
+		nanosleep(&nap, NULL);
 }
 
 static void

@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dcpd/base/thread.h"
 #include "kernels/cpu/workers.h"
 
 #if defined(__x86_64__)
@@ -162,15 +163,15 @@ dcpc_workers_new(uint32_t threads, struct dcpc_workers **out)
 	for (i = 1; i < threads; i++) {
 		s = malloc(sizeof *s);
 		if (s == NULL) {
-			rc = ENOMEM;
+			rc = -ENOMEM;
 		} else {
 			*s = (struct start){ w, i };
-			rc = pthread_create(&w->tid[i], NULL, worker, s);
+			rc = dcpd_thread_start(&w->tid[i], worker, s);
 		}
 		if (rc != 0) {
 			free(s);
 			dcpc_workers_free(w);
-			return -rc;
+			return rc;
 		}
 		w->threads++;
 	}

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dcpd/base/thread.h"
 #include "plugins/http/call.h"
 #include "plugins/http/settings.h"
 #include "plugins/http/engine.h"
@@ -237,7 +238,7 @@ start(void *self, char **why)
 	rc = set_up(p, why);
 	if (rc == 0) {
 		pthread_sigmask(SIG_SETMASK, &set, &before);
-		rc = -pthread_create(&p->thread, NULL, run, p);
+		rc = dcpd_thread_start(&p->thread, run, p);
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 	}
 	p->running = rc == 0;

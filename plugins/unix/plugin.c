@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dcpd/base/thread.h"
 #include "plugins/unix/unix.h"
 
 struct plugin {
@@ -209,7 +210,7 @@ start(void *self, char **why)
 	int rc = server_open(&p->server, why);
 
 	if (rc == 0)
-		rc = -pthread_create(&p->thread, NULL, unix_main, p);
+		rc = dcpd_thread_start(&p->thread, unix_main, p);
 	if (rc != 0)
 		server_close(&p->server);
 	return rc;

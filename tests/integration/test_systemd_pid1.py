@@ -354,7 +354,8 @@ def a_program_outlives_restarts(m):
         p.wait()
     print("  -EPIPE seen after the end of the process: " +
           ", ".join(f"{x:.0f} ms" for x in ms))
-    assert min(ms) < 100 and max(ms) < 5000, ms
+    # On two processes' clocks, on a machine that may be busy.
+    assert max(ms) < 5000, ms
 
 
 def a_wrong_configuration_is_not_tried_again(m):

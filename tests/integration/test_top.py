@@ -19,6 +19,7 @@ import time
 srcdir = os.environ.get("srcdir", ".")
 sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
 from daemon import Daemon, binary  # noqa: E402
+from suite import until  # noqa: E402
 
 TRACE = os.path.join(srcdir, "tests/data/trace/agents-16x12.jsonl")
 TINY = os.path.join(srcdir, "models/dcp-tiny")
@@ -83,12 +84,14 @@ def check_frame(f, ranks, pages):
             assert "+" not in strip and left > 0, strip
 
 
+def no_requests(d):
+    until(lambda: not d.ctl_json("requests"),   # one outlives its last event
+          "requests are there")
+
+
 def idle(d, pages):
     """Nothing runs: every number is the status's own."""
-    deadline = time.monotonic() + 60
-    while d.ctl_json("requests"):   # a request outlives its last event
-        assert time.monotonic() < deadline, d.ctl("requests").stdout
-        time.sleep(.02)
+    no_requests(d)
     f = frames(d.ctl("top").stdout)
     c = d.ctl_json("status")["counters"]
     assert len(f) == 1
@@ -271,8 +274,7 @@ def tiers():
             for ids in text[1:]:
                 a = c.generate(tokens=ids, max_tokens=2, temperature=0.)
                 assert a.error_text is None, a.error_text
-        while d.ctl_json("requests"):
-            time.sleep(.02)
+        no_requests(d)
         s = d.ctl_json("cache", "stats")
         f = frames(d.ctl("top").stdout)[0]
         check_frame(f, 8, pages)

@@ -22,6 +22,7 @@
 #include "dcpd/admin/crash.h"
 #include "dcpd/admin/stats.h"
 #include "dcpd/base/thread.h"
+#include "kernels/cpu/workers.h"
 
 #define THREADS 8
 
@@ -134,6 +135,35 @@ START_TEST(a_threads_stack_that_runs_over_leaves_a_report)
 }
 END_TEST
 
+/* The caller waits in its task, so that the worker takes another. */
+static void
+run_over_in_a_worker(void *arg, uint32_t task, uint32_t thread)
+{
+	(void)task;
+	if (thread == 0)
+		pause();
+	else
+		run_over(arg);
+}
+
+static void
+in_a_worker(void)
+{
+	struct dcpc_workers *w;
+
+	if (dcpc_workers_new(2, &w) == 0)
+		dcpc_workers_run(w, 2, run_over_in_a_worker, NULL);
+}
+
+START_TEST(so_does_that_of_a_cpu_worker)
+{
+	ck_assert_int_eq(crash(in_a_worker), SIGSEGV);
+	has(text, "why: signal 11");
+	has(text, "thread: too-deep");
+	has(words, "report: ");
+}
+END_TEST
+
 /* --- several at once ----------------------------------------------------- */
 
 static pthread_barrier_t together;
@@ -208,6 +238,7 @@ main(void)
 		return 1;
 	tcase_set_timeout(t, 180);
 	tcase_add_test(t, a_threads_stack_that_runs_over_leaves_a_report);
+	tcase_add_test(t, so_does_that_of_a_cpu_worker);
 	tcase_add_test(t, threads_that_crash_together_leave_one_whole_report);
 	tcase_add_test(t, a_report_that_crashes_says_so_and_ends);
 	suite_add_tcase(s, t);
