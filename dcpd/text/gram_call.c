@@ -19,6 +19,7 @@
  */
 #include "config.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,11 @@
 
 #define MAX_TOOLS 1024u
 #define DSML "\uff5cDSML\uff5c"
+
+/* Added tokens that calls are written with; the last is DeepSeek's. */
+static const char *const marks[] = { "<tool_call>", "</tool_call>",
+	"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", DSML };
+#define N_MARKS (sizeof marks / sizeof *marks)
 
 enum place { BEGIN, ARGS, KEY, VALUE, CALLS, DONE };
 
@@ -47,6 +53,7 @@ struct lit {
 struct gram_call {
 	struct dcpd_grams *gs;
 	bool dsml, one;
+	uint32_t mark[N_MARKS];
 	struct tool *tool;
 	uint32_t n_tools;
 	enum place at;
@@ -71,7 +78,9 @@ add_tool(struct gram_call *c, const json_t *tool, uint64_t *effort,
 	struct tool *t = &c->tool[c->n_tools];
 	int rc;
 
-	if (strpbrk(name, "\"<>\n") != NULL)
+	/* Its reader takes white space off the ends: out_call.c, trim(). */
+	if (strpbrk(name, "\"<>\n") != NULL || isspace((uint8_t)name[0]) ||
+	    isspace((uint8_t)name[strlen(name) - 1]))
 		return dcpd_fail(err, -EINVAL, "options: tools: \"%.60s\": no "
 		    "name that can be written in a call: want letters, "
 		    "digits, _ and -", name);
@@ -403,36 +412,37 @@ gram_call_push(struct gram_call *c, uint32_t token)
 	return rc;
 }
 
-/* The added token that text begins with, the longest; NONE: none. */
+/*
+ * The mark that text begins with; GRAM_NONE: none. Others of the added tokens
+ * may stand in a name: they are written as text, as special ones are not read.
+ */
 static uint32_t
-added_at(const struct dcpd_tokenizer *t, const char *text)
+mark_at(const struct gram_call *c, const char *text)
 {
-	size_t n = strlen(text), len = 0;
-	uint32_t id = GRAM_NONE;
+	unsigned from = c->dsml ? N_MARKS - 1 : 0;
+	unsigned to = c->dsml ? N_MARKS : N_MARKS - 1;
 
-	for (uint32_t i = 0; i < t->n_added; i++)
-		if (t->added[i].len <= n && t->added[i].len > len &&
-		    memcmp(t->added[i].content, text, t->added[i].len) == 0) {
-			id = t->added[i].id;
-			len = t->added[i].len;
-		}
-	return id;
+	for (unsigned i = from; i < to; i++)
+		if (strncmp(marks[i], text, strlen(marks[i])) == 0)
+			return c->mark[i];
+	return GRAM_NONE;
 }
 
-/* Tokens that go on with text, up to an added token in it. */
+/* Tokens that go on with text, up to a mark in it. */
 static void
-along(const struct dcpd_grams *gs, const char *text, uint32_t *bits)
+along(const struct gram_call *c, const char *text, uint32_t *bits)
 {
+	const struct dcpd_grams *gs = c->gs;
 	const struct gram_node *v = gs->trie->v;
 	uint32_t at = 0, k;
 
-	k = added_at(gs->t, text);
+	k = mark_at(c, text);
 	if (k != GRAM_NONE && k < gs->vocab) {
 		gram_set_bit(bits, k);
 		return;
 	}
 	for (; *text != '\0'; text++) {
-		if (added_at(gs->t, text) != GRAM_NONE)
+		if (mark_at(c, text) != GRAM_NONE)
 			return;
 		for (k = at + 1; k < v[at].end; k = v[k].end)
 			if (v[k].byte == (uint8_t)*text)
@@ -456,12 +466,12 @@ gram_call_mask(struct gram_call *c, uint32_t *bits)
 	if (rc != 0)
 		return rc;
 	if (c->term_off > 0)
-		along(c->gs, c->term + c->term_off, bits);
+		along(c, c->term + c->term_off, bits);
 	if (gram_read_complete(&c->read))
-		along(c->gs, c->term, bits);
+		along(c, c->term, bits);
 	for (uint32_t i = 0; i < c->n_lit; i++)
 		if (c->lit[i].alive)
-			along(c->gs, c->lit[i].s + c->off, bits);
+			along(c, c->lit[i].s + c->off, bits);
 	return 0;
 }
 
@@ -475,16 +485,16 @@ gram_call_may_end(const struct gram_call *c)
 /* --- a call's life ----------------------------------------------------- */
 
 static int
-check_tokens(const struct gram_call *c, struct dcpd_err *err)
+find_marks(struct gram_call *c, struct dcpd_err *err)
 {
-	static const char *const marks[] = { "<tool_call>", "</tool_call>",
-		"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>" };
-
-	for (unsigned i = 0; i < 6 && !c->dsml; i++)
-		if (gram_token(c->gs, marks[i]) == GRAM_NONE)
+	for (unsigned i = 0; i < N_MARKS; i++) {
+		c->mark[i] = gram_token(c->gs, marks[i]);
+		/* DeepSeek's may be text, too. */
+		if (c->mark[i] == GRAM_NONE && !c->dsml && i < N_MARKS - 1)
 			return dcpd_fail(err, -ENOTSUP, "options: tool_choice: "
 			    "the vocabulary has no token \"%s\" for a call",
 			    marks[i]);
+	}
 	return 0;
 }
 
@@ -508,7 +518,7 @@ gram_call_open(struct dcpd_grams *gs, const json_t *options,
 	c->gs = gs;
 	c->dsml = parser == DCPD_PARSE_DSV32;
 	c->one = only != NULL || json_is_false(many);
-	rc = check_tokens(c, err);
+	rc = find_marks(c, err);
 	if (rc == 0)
 		rc = read_tools(c, json_object_get(options, "tools"), only,
 		    err);

@@ -126,6 +126,8 @@ HAND = [
     # Names that begin each other, and names of the markup.
     obj([], a=S, ab=S, abc=I, a_=N), obj(name=S, string=S, parameter=S),
     obj(**{"a b": S, "a.b/c": I, "é": S, "中文": S}),
+    # Names that spell an added token, a special one.
+    obj(**{"[MASK]": S, "a[gMASK]b": I, "<｜User｜>"[1:-1]: S}),
     # Those that cannot be written are left out when they may be.
     obj(["a"], a=S, **{'q"': S, " x": S, "<y>": I, "": S}),
     # Strings: bare, and as JSON where they may be something else.
@@ -189,6 +191,15 @@ def several(parser, samples):
             check(options(*tools, choice=named(n)), a)
 
 
+def named_as_an_added_token(parser, samples):
+    """Special tokens are not read, so none may be part of a name."""
+    for name in ("[MASK]", "a[gMASK]b", "<|endoftext|>"[1:-1],
+                 "｜end▁of▁sentence｜", "｜DSML｜x"):
+        o = options(tool(name, obj(["a"], a=I)), choice=named(name))
+        [answers] = walk(parser, [o], samples, 17)
+        assert sum(check(o, a) for a in answers) > 0.9 * samples, name
+
+
 def text_of_all_kinds(parser, samples):
     """A string argument is any text, markup's own letters too."""
     [answers] = walk(parser, [options(tool("f", obj(a=S)), choice=named(
@@ -216,7 +227,8 @@ def refused(parser):
         (options(tool("f", S)), "want the schema of an object"),
         (options(tool("f", {"anyOf": [obj(a=S), obj(b=S)]})), "anyOf"),
         (options(tool("f", obj(**{'a"': S}))), "cannot be written"),
-        (options(tool('f"', obj())), "no name that can be written"),
+        *((options(tool(name, obj())), "no name that can be written")
+          for name in ('f"', " f", "f\t", " ", "\rf")),
         (options(tool("f", obj(a={"not": S}))), '"not" is not supported'),
         (options(), "no tools to choose from"),
         (options(tool("f"), choice=named("g")), 'no tool is named "g"'),
@@ -233,6 +245,7 @@ def main():
     for parser in PARSERS:
         good(parser, 20 if LONG else 3, 600 if LONG else 60)
         several(parser, 200 if LONG else 60)
+        named_as_an_added_token(parser, 5)
         text_of_all_kinds(parser, 60)
         refused(parser)
 
