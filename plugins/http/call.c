@@ -4,6 +4,7 @@
  */
 #include "config.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,8 +128,7 @@ call_reply_json(struct call *call, int status, json_t *o)
 
 	json_decref(o);
 	if (s == NULL) {
-		call_error(call, 500, NULL, "out_of_memory",
-		    "no memory for the answer");
+		call_no_memory(call);
 		return;
 	}
 	call_reply(call, status, "application/json", s, strlen(s));
@@ -208,6 +208,14 @@ call_error(struct call *call, int status, const char *param, const char *code,
 	call_reply(call, status, "application/json", s != NULL ? s : "{}",
 	    s != NULL ? strlen(s) : 2);
 	free(s);
+}
+
+int
+call_no_memory(struct call *call)
+{
+	call_error(call, 503, NULL, "out_of_memory", "no memory for this now: "
+	    "try again later, or send less");
+	return -ENOMEM;
 }
 
 /* --- server-sent events ------------------------------------------------ */

@@ -274,7 +274,7 @@ chat_completions(struct call *call)
 	if (rc != 0 || text == NULL) {
 		free(text);
 		params_free(&p);
-		call_error(call, 503, NULL, "out_of_memory", "no memory");
+		call_no_memory(call);
 		return;
 	}
 	p.r.input = DCP_INPUT_CHAT;

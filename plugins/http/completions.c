@@ -252,13 +252,6 @@ bad_prompt(struct call *call)
 	return -EINVAL;
 }
 
-static int
-no_memory(struct call *call)
-{
-	call_error(call, 503, NULL, "out_of_memory", "no memory");
-	return -ENOMEM;
-}
-
 /* 0: the engine is not there to say. */
 static json_int_t
 vocabulary(const struct call *call)
@@ -296,7 +289,7 @@ take_ids(struct call *call, const json_t *list, struct gen_prompt *out)
 		ids[i] = (uint32_t)id;
 	}
 	*out = (struct gen_prompt){ ids, n * sizeof *ids };
-	return ids != NULL ? 0 : no_memory(call);
+	return ids != NULL ? 0 : call_no_memory(call);
 }
 
 static int
@@ -326,7 +319,7 @@ take_prompts(struct call *call, const json_t *body, struct prompts *p)
 	*p = (struct prompts){ .ids = json_is_array(one) };
 	p->v = calloc(n, sizeof *p->v);
 	if (p->v == NULL)
-		return no_memory(call);
+		return call_no_memory(call);
 	for (i = 0; i < n && rc == 0; i++) {
 		one = list ? json_array_get(v, i) : v;
 		rc = p->ids ? take_ids(call, one, &p->v[i]) :
@@ -379,7 +372,7 @@ take_own(struct call *call, const json_t *body, struct params *p,
 	p->r.max_tokens = max > 0 ? (uint32_t)max : 1;
 	p->r.flags |= o->echo ? DCP_ECHO : 0;
 	return params_option(p, body, "response_format") == 0 ? 0 :
-	    no_memory(call);
+	    call_no_memory(call);
 }
 
 void
@@ -395,7 +388,7 @@ completions(struct call *call)
 		return;
 	own = calloc(1, sizeof *own);
 	if (own == NULL) {
-		no_memory(call);
+		call_no_memory(call);
 		params_free(&p);
 		return;
 	}

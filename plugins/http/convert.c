@@ -14,8 +14,7 @@ convert_begin(struct convert *c, struct call *call)
 	*c = (struct convert){ .call = call, .messages = json_array() };
 	if (c->messages != NULL)
 		return 0;
-	call_error(call, 500, NULL, "out_of_memory", "out of memory");
-	return -ENOMEM;
+	return call_no_memory(call);
 }
 
 void
@@ -183,7 +182,7 @@ convert_text(struct call *call, const json_t *v, const char *const *types,
 		return -EINVAL;
 	}
 	if (rc == -ENOMEM)
-		call_error(call, 500, NULL, "out_of_memory", "out of memory");
+		call_no_memory(call);
 	return rc;
 }
 
@@ -209,11 +208,8 @@ convert_end(struct convert *c, struct params *p, char **input)
 {
 	close_turn(c);
 	*input = c->failed ? NULL : json_dumps(c->messages, JSON_COMPACT);
-	if (*input == NULL) {
-		call_error(c->call, 500, NULL, "out_of_memory",
-		    "out of memory");
-		return -ENOMEM;
-	}
+	if (*input == NULL)
+		return call_no_memory(c->call);
 	p->r.input = DCP_INPUT_CHAT;
 	p->r.data = *input;
 	p->r.len = strlen(*input);

@@ -287,6 +287,9 @@ engine_error_status(int error, const char **code)
 	case ESHUTDOWN:
 		*code = "draining";
 		return 503;
+	case ENOMEM:
+		*code = "out_of_memory";
+		return 503;
 	case EPIPE:
 	case ENOTCONN:
 		*code = "unavailable";

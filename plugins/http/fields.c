@@ -382,7 +382,7 @@ params_parse(struct call *call, const json_t *body,
 fail:
 	params_free(&p);
 	if (rc == -ENOMEM)
-		call_error(call, 503, NULL, "out_of_memory", "no memory");
+		call_no_memory(call);
 	return -EINVAL;
 }
 

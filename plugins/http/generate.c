@@ -214,7 +214,7 @@ on_delta(struct choice *c, const struct dcp_event *ev)
 	int n = 0;
 
 	if (choice_take(c, ev, &begins) != 0) {
-		fail(g, 500, "out_of_memory", "no memory for the answer");
+		fail(g, 503, "out_of_memory", "no memory for the answer");
 		return;
 	}
 	if (!g->p.stream || (ev->text_len == 0 && ev->n_logprobs == 0 &&
@@ -225,7 +225,7 @@ on_delta(struct choice *c, const struct dcp_event *ev)
 		g->held_bytes += (size_t)n;
 	pump_choice(c);
 	if (n < 0)
-		fail(g, 500, "out_of_memory", "no memory for the answer");
+		fail(g, 503, "out_of_memory", "no memory for the answer");
 	else if (!g->finished && !TAILQ_EMPTY(&c->held) &&
 	    g->held_bytes > HELD_MAX)
 		fail(g, 500, "slow_reader", "more of the answer waits for its "
@@ -428,7 +428,7 @@ gen_start(struct call *call, const struct gen_style *style, struct params *p,
 		params_free(p);
 		if (style->free != NULL)
 			style->free(arg);
-		call_error(call, 503, NULL, "out_of_memory", "no memory");
+		call_no_memory(call);
 		return;
 	}
 	g->call = call;

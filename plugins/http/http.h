@@ -122,7 +122,9 @@ void call_set_header(struct call *, const char *name, const char *value);
 void call_error(struct call *, int status, const char *param,
     const char *code, const char *fmt, ...)
 	__attribute__((format(printf, 5, 6)));
-/* The same as JSON, for an event in mid-stream. */
+/* 503, as another moment may have it; -ENOMEM. */
+int call_no_memory(struct call *);
+/* call_error's as JSON, for an event in mid-stream. */
 json_t *call_error_json(const struct call *, int status, const char *param,
     const char *code, const char *message);
 

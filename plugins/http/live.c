@@ -152,7 +152,7 @@ live_stream(struct call *call)
 	}
 	v = calloc(1, sizeof *v);
 	if (v == NULL) {
-		call_error(call, 500, NULL, "out_of_memory", "no memory");
+		call_no_memory(call);
 		return;
 	}
 	v->live = l;

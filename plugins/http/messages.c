@@ -362,7 +362,7 @@ messages(struct call *call)
 	struct stream *s = calloc(1, sizeof *s);
 
 	if (s == NULL)
-		call_error(call, 500, NULL, "out_of_memory", "out of memory");
+		call_no_memory(call);
 	else
 		run(call, &style, false, s);
 }

@@ -26,13 +26,6 @@ struct block {
 };
 
 static int
-no_memory(struct call *call)
-{
-	call_error(call, 500, NULL, "out_of_memory", "out of memory");
-	return -ENOMEM;
-}
-
-static int
 bad(const struct block *b, const char *key, const char *why)
 {
 	call_error(b->c->call, 400, b->where, "invalid_value", "%s%s%s %s",
@@ -107,7 +100,7 @@ document(const struct block *b)
 		return bad(b, "source", "must be of type \"text\": this model "
 		    "reads only text");
 	return text_add(b->said, json_string_value(data),
-	    json_string_length(data)) == 0 ? 0 : no_memory(b->c->call);
+	    json_string_length(data)) == 0 ? 0 : call_no_memory(b->c->call);
 }
 
 static int
@@ -121,7 +114,7 @@ user_block(const struct block *b)
 			return -EINVAL;
 		t = convert_borrow(json_object_get(b->v, "text"));
 		return text_add(b->said, t.s, t.len) == 0 ? 0 :
-		    no_memory(b->c->call);
+		    call_no_memory(b->c->call);
 	}
 	if (type != NULL && strcmp(type, "tool_result") == 0)
 		return tool_result(b);
@@ -147,7 +140,7 @@ tool_use(const struct block *b)
 		return bad(b, "input", "must be an object");
 	args = json_dumps(input, JSON_COMPACT);
 	if (args == NULL)
-		return no_memory(b->c->call);
+		return call_no_memory(b->c->call);
 	convert_call(b->c, id, name, args);
 	free(args);
 	return 0;
@@ -317,10 +310,10 @@ take_tools(struct call *call, const json_t *body, struct params *p)
 		    json_object_get(t, "strict"));
 		if (json_array_append_new(out, f) != 0) {
 			json_decref(out);
-			return no_memory(call);
+			return call_no_memory(call);
 		}
 	}
-	return option_set(p, "tools", out) == 0 ? 0 : no_memory(call);
+	return option_set(p, "tools", out) == 0 ? 0 : call_no_memory(call);
 }
 
 /* In tool_choice: whether one call is all that may come. */
@@ -339,7 +332,7 @@ take_one_call(struct call *call, const json_t *choice, struct params *p)
 	if (!json_is_true(one))
 		return 0;
 	return option_set(p, "parallel_tool_calls", json_false()) == 0 ? 0 :
-	    no_memory(call);
+	    call_no_memory(call);
 }
 
 static int
@@ -370,7 +363,7 @@ take_tool_choice(struct call *call, const json_t *body, struct params *p)
 		    "name");
 		return -EINVAL;
 	}
-	rc = option_set(p, "tool_choice", to) == 0 ? 0 : no_memory(call);
+	rc = option_set(p, "tool_choice", to) == 0 ? 0 : call_no_memory(call);
 	return rc != 0 ? rc : take_one_call(call, v, p);
 }
 
@@ -395,7 +388,7 @@ take_thinking(struct call *call, const json_t *body, struct params *p)
 		return -EINVAL;
 	if (kw != NULL && option_set(p, "chat_template_kwargs",
 	    json_deep_copy(kw)) != 0)
-		return no_memory(call);
+		return call_no_memory(call);
 	if (v == NULL && kw != NULL)
 		return 0;
 	if (v != NULL)
@@ -412,7 +405,7 @@ take_thinking(struct call *call, const json_t *body, struct params *p)
 		return 0;
 	return template_option(p, "enable_thinking",
 	    json_boolean(strcmp(type, "disabled") != 0)) == 0 ? 0 :
-	    no_memory(call);
+	    call_no_memory(call);
 }
 
 /*
@@ -438,7 +431,7 @@ take_context_edits(struct call *call, const json_t *body, struct params *p)
 		    strcmp(json_string_value(keep), "all") != 0)
 			continue;
 		if (template_option(p, "clear_thinking", json_false()) != 0)
-			return no_memory(call);
+			return call_no_memory(call);
 	}
 	return 0;
 }
@@ -458,7 +451,7 @@ take_output_config(struct call *call, const json_t *body, struct params *p)
 		return -EINVAL;
 	if (effort != NULL && option_set(p, "reasoning_effort",
 	    json_string(effort)) != 0)
-		return no_memory(call);
+		return call_no_memory(call);
 	if (format == NULL)
 		return 0;
 	to = json_pack("{s:s, s:{s:s, s:O, s:b}}", "type", "json_schema",
@@ -470,7 +463,8 @@ take_output_config(struct call *call, const json_t *body, struct params *p)
 		    "\"schema\": {...}}");
 		return -EINVAL;
 	}
-	return option_set(p, "response_format", to) == 0 ? 0 : no_memory(call);
+	return option_set(p, "response_format", to) == 0 ? 0 :
+	    call_no_memory(call);
 }
 
 /* max_tokens must be there; stop_sequences is what others call stop. */
@@ -485,7 +479,7 @@ take_sampling(struct call *call, const json_t *body, bool counts,
 	int rc;
 
 	if (common == NULL)
-		return no_memory(call);
+		return call_no_memory(call);
 	if (!counts && (max == NULL || json_is_null(max))) {
 		call_error(call, 400, "max_tokens", "missing_field",
 		    "max_tokens: is missing; this API wants it");

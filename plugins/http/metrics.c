@@ -310,8 +310,7 @@ metrics(struct call *call)
 
 	free(text);
 	if (list == NULL) {
-		call_error(call, 500, NULL, "out_of_memory",
-		    "the counters could not be read");
+		call_no_memory(call);
 		return;
 	}
 	escape(name, sizeof name, ready ? engine_model(http->engine) : "");
@@ -324,7 +323,6 @@ metrics(struct call *call)
 	if (p.rc == 0)
 		call_reply(call, 200, CONTENT_TYPE, p.text.s, p.text.len);
 	else
-		call_error(call, 500, NULL, "out_of_memory",
-		    "no memory for the metrics");
+		call_no_memory(call);
 	text_free(&p.text);
 }

@@ -665,7 +665,7 @@ responses(struct call *call)
 		free(s);
 		params_free(&p);
 		free(input);
-		call_error(call, 500, NULL, "out_of_memory", "out of memory");
+		call_no_memory(call);
 		return;
 	}
 	prompt = (struct gen_prompt){ .data = input, .len = strlen(input) };

@@ -36,13 +36,6 @@ is_given(const json_t *body, const char *key)
 	return v != NULL && !json_is_null(v) && !json_is_false(v);
 }
 
-static int
-no_memory(struct call *call)
-{
-	call_error(call, 500, NULL, "out_of_memory", "out of memory");
-	return -ENOMEM;
-}
-
 /* What would need a memory of earlier responses, or something else that is
  * not here. */
 static int
@@ -189,7 +182,7 @@ take_custom_call(const struct item *it)
 	args = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
 	json_decref(o);
 	if (args == NULL)
-		return no_memory(it->c->call);
+		return call_no_memory(it->c->call);
 	convert_call(it->c, id, name, args);
 	free(args);
 	return 0;
@@ -307,7 +300,8 @@ take_format(struct call *call, const json_t *body, struct params *p)
 		to = json_pack("{s:s, s:o}", "type", "json_schema",
 		    "json_schema", inner);
 	}
-	return option_set(p, "response_format", to) == 0 ? 0 : no_memory(call);
+	return option_set(p, "response_format", to) == 0 ? 0 :
+	    call_no_memory(call);
 }
 
 static int
@@ -323,10 +317,10 @@ take_reasoning_options(struct call *call, const json_t *body, struct params *p)
 		return -EINVAL;
 	if (kw != NULL && option_set(p, "chat_template_kwargs",
 	    json_deep_copy(kw)) != 0)
-		return no_memory(call);
+		return call_no_memory(call);
 	if (effort != NULL && option_set(p, "reasoning_effort",
 	    json_string(effort)) != 0)
-		return no_memory(call);
+		return call_no_memory(call);
 	return 0;
 }
 

@@ -123,10 +123,7 @@ add_tool(struct call *call, const json_t *body, const json_t *t, json_t *out)
 	f = is_type(t, "custom") ? custom_tool(t, name) :
 	    convert_tool(name, json_object_get(t, "description"),
 	    json_object_get(t, "parameters"), json_object_get(t, "strict"));
-	if (json_array_append_new(out, f) == 0)
-		return 0;
-	call_error(call, 500, NULL, "out_of_memory", "out of memory");
-	return -ENOMEM;
+	return json_array_append_new(out, f) == 0 ? 0 : call_no_memory(call);
 }
 
 static int
@@ -146,13 +143,6 @@ add_tools(struct call *call, const json_t *body, const json_t *list,
 			rc = add_tool(call, body, t, out);
 	}
 	return rc;
-}
-
-static int
-no_memory(struct call *call)
-{
-	call_error(call, 500, NULL, "out_of_memory", "out of memory");
-	return -ENOMEM;
 }
 
 static int
@@ -178,7 +168,7 @@ take_tool_choice(struct call *call, const json_t *body, struct params *p)
 		    "name a function, a custom tool or allowed_tools");
 		return -EINVAL;
 	}
-	return option_set(p, "tool_choice", to) == 0 ? 0 : no_memory(call);
+	return option_set(p, "tool_choice", to) == 0 ? 0 : call_no_memory(call);
 }
 
 static int
@@ -191,7 +181,7 @@ take_parallel(struct call *call, const json_t *body, struct params *p)
 	if (many)
 		return 0;
 	return option_set(p, "parallel_tool_calls", json_false()) == 0 ? 0 :
-	    no_memory(call);
+	    call_no_memory(call);
 }
 
 int
@@ -206,7 +196,7 @@ responses_take_tools(struct call *call, const json_t *body, struct params *p)
 	if (rc == 0 && json_array_size(out) > 0) {
 		rc = option_set(p, "tools", json_incref(out));
 		if (rc != 0)
-			rc = no_memory(call);
+			rc = call_no_memory(call);
 	}
 	json_decref(out);
 	if (rc == 0)

@@ -123,7 +123,7 @@ start(struct call *call, struct dcp_request *r, bool back)
 		fail(j, rc, why);
 		job_free(j);
 	} else {
-		call_error(call, 503, NULL, "out_of_memory", "no memory");
+		call_no_memory(call);
 	}
 }
 
