@@ -139,6 +139,7 @@ struct asked {			/* one request under way */
 	json_t *id;		/* the client's, any JSON string or number */
 	uint64_t request;	/* dcp_submit's */
 	bool stream;
+	int error;		/* -ENOMEM: a piece was lost */
 	/* Not streaming: what came so far. */
 	struct evbuffer *text, *reasoning;
 	json_t *calls, *tokens, *logprobs;
@@ -147,9 +148,9 @@ struct asked {			/* one request under way */
 struct asked *asked_new(json_t *id, bool stream);
 void asked_free(struct asked *);
 /* What an event brings of the answer, as a line; NULL: it is kept for the
- * last. */
+ * last, or was lost, and then the last one is an error. */
 json_t *asked_delta(struct asked *, const struct dcp_event *);
-/* The line of DONE or ERROR. */
+/* The line of DONE or ERROR; NULL: no memory even for an error's. */
 json_t *asked_last(struct asked *, const struct dcp_event *);
 json_t *unix_error(json_t *id, int error, const char *message);
 
