@@ -83,9 +83,10 @@ struct dcp_request {
 	const struct dcp_logit_bias *logit_bias;
 	/*
 	 * NULL, or a JSON object with what only chat needs: "tools",
-	 * "tool_choice", "response_format", "chat_template_kwargs"
-	 * {"enable_thinking", "clear_thinking", "reasoning_effort"},
-	 * "cache_salt". Unknown keys are ignored.
+	 * "tool_choice", "parallel_tool_calls" (false: at most one),
+	 * "response_format", "chat_template_kwargs" {"enable_thinking",
+	 * "clear_thinking", "reasoning_effort"}, "cache_salt". Unknown keys
+	 * are ignored.
 	 */
 	const char *options;
 };

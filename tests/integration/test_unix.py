@@ -19,6 +19,7 @@ SRC = os.environ.get("srcdir", ".")
 sys.path.insert(0, os.path.join(SRC, "tests/lib"))
 from daemon import BUILD, Daemon, binary  # noqa: E402
 import dcpclient as D  # noqa: E402
+import eval_rows  # noqa: E402
 
 TINY = SRC + "/models/dcp-tiny"
 NULL = ["--engine", "null"]
@@ -182,6 +183,29 @@ def same_as_ring():
         assert len(same) == 7 and same[0][1] is None, same
         assert math.isnan(all_of[0][1]) and same[0][0] == all_of[0][0]
         assert same[1:] == all_of[1:], (same, all_of)
+
+
+def one_call():
+    """parallel_tool_calls: false ends the answer with its first call, which
+    the model, kept from its end, would go on from."""
+    ask = dict(messages=[{"role": "user",
+                          "content": eval_rows.rows("tools")[0]["question"]}],
+               tools=eval_rows.TOOLS, temperature=0, min_tokens=150,
+               max_tokens=160)
+    with Unix("--model", TINY) as d, d.open() as c:
+        for key in ({}, {"parallel_tool_calls": True},
+                    {"parallel_tool_calls": None}):
+            o = c.ask(**ask, **key)
+            assert o["usage"]["completion_tokens"] >= 150, (key, o)
+        o = c.ask(**ask, parallel_tool_calls=False)
+        assert o["usage"]["completion_tokens"] < 150, o
+        assert o["finish_reason"] == "tool_calls", o
+        assert len(o["tool_calls"]) == 1, o
+        for wrong in (1, "false", []):
+            o = c.ask(**ask, parallel_tool_calls=wrong)
+            assert o["event"] == "error" and \
+                o["error"]["code"] == "EINVAL" and \
+                "parallel_tool_calls" in o["error"]["message"], (wrong, o)
 
 
 class HttpOverUnix(http.client.HTTPConnection):
@@ -760,8 +784,8 @@ def outside():
             host.wait()
 
 
-CASES = (same_as_ring, three_ways, examples, many_at_once, mistakes, limits,
-         death_cancels, while_loading, hostile, slow_reader, who_may,
+CASES = (same_as_ring, one_call, three_ways, examples, many_at_once, mistakes,
+         limits, death_cancels, while_loading, hostile, slow_reader, who_may,
          outside, refused_configuration)
 
 
@@ -769,7 +793,8 @@ def main():
     for case in CASES:
         if len(sys.argv) > 1 and case.__name__ not in sys.argv[1:]:
             continue
-        if SANITIZED and case in (same_as_ring, three_ways, examples):
+        if SANITIZED and case in (same_as_ring, one_call, three_ways,
+                                  examples):
             print(f"left out with a sanitizer: {case.__name__}")
             continue
         t = time.monotonic()
