@@ -4,6 +4,7 @@
  */
 #include "config.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -103,28 +104,72 @@ has_key(const struct call *call)
 }
 
 /*
- * Is it from a web page that is not ours? A browser sends a POST for any page,
+ * The host of a Host header cannot be a stranger's name: an address, a name
+ * without a dot, or of a domain that no public DNS has. Where a page was loaded
+ * from https://NAME/, whoever owns NAME may have pointed it here afterwards;
+ * the browser then calls this server the page's own.
+ */
+static bool
+is_near(const char *host)
+{
+	static const char *const local[] = { ".local", ".localhost" };
+	size_t n = host[0] == '[' ? strcspn(host, "]") : strcspn(host, ":");
+	char name[256];
+	struct in6_addr a;
+
+	if (n == 0 || n >= sizeof name)
+		return false;
+	memcpy(name, host, n);
+	name[n] = '\0';
+	if (name[0] == '[')
+		return inet_pton(AF_INET6, name + 1, &a) == 1;
+	if (strchr(name, '.') == NULL || inet_pton(AF_INET, name, &a) == 1)
+		return true;
+	for (size_t i = 0; i < sizeof local / sizeof local[0]; i++) {
+		size_t k = strlen(local[i]);
+
+		if (n > k && strcasecmp(name + n - k, local[i]) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Does the browser call this server the page's own, or no page sent it? */
+static bool
+is_own(const char *site, const char *origin, const char *host)
+{
+	const char *name;
+
+	if (site != NULL)
+		return strcmp(site, "same-origin") == 0 ||
+		    strcmp(site, "none") == 0;
+	name = strstr(origin, "://");
+	return name != NULL && strcasecmp(name + 3, host) == 0;
+}
+
+/*
+ * May be from a web page that is not ours. A browser sends a POST for any page,
  * and says whose it was: Sec-Fetch-Site where the connection is one that it
- * trusts, Origin with every POST. Programs send neither.
+ * trusts, Origin with every POST. Programs send neither. A page of elsewhere
+ * has no key of ours: with one, the host's name needs no doubt.
  */
 static bool
 from_elsewhere(const struct call *call)
 {
-	const char *allowed = call->http->cfg.cors_origin;
-	const char *origin = server_header(call, "Origin"), *name;
+	const struct http_config *cfg = &call->http->cfg;
+	const char *allowed = cfg->cors_origin;
+	const char *origin = server_header(call, "Origin");
 	const char *site = server_header(call, "Sec-Fetch-Site");
 	const char *host = server_header(call, "Host");
 
 	if (allowed != NULL && (strcmp(allowed, "*") == 0 ||
 	    (origin != NULL && strcmp(origin, allowed) == 0)))
 		return false;
-	if (site != NULL)
-		return strcmp(site, "same-origin") != 0 &&
-		    strcmp(site, "none") != 0;
-	if (origin == NULL)
+	if (origin == NULL && site == NULL)
 		return false;
-	name = strstr(origin, "://");
-	return name == NULL || host == NULL || strcasecmp(name + 3, host) != 0;
+	if (host == NULL || !is_own(site, origin, host))
+		return true;
+	return cfg->n_api_key == 0 && !is_near(host);
 }
 
 static void
@@ -179,9 +224,10 @@ routes_dispatch(struct call *call)
 		return;
 	}
 	if (strcmp(method, "POST") == 0 && from_elsewhere(call)) {
-		call_error(call, 403, NULL, "cross_site", "a web page of "
-		    "another site has sent this: set cors_origin to its "
-		    "origin to allow that");
+		call_error(call, 403, NULL, "cross_site", "a web page has "
+		    "sent this that may be another site's: to allow that, "
+		    "set cors_origin to its origin, as in "
+		    "https://chat.example.org");
 		return;
 	}
 	if (r != NULL) {

@@ -362,6 +362,59 @@ def another_sites_page_changes_nothing(d):
             "Origin": "null", "Sec-Fetch-Site": "cross-site"})[0] == 200
 
 
+def names(port):
+    near = ("127.0.0.1", "[::1]", "192.168.7.1", "localhost", "LocalHost",
+            "gpu1", "gpu1.local", "chat.localhost")
+    far = ("evil.example", "127.0.0.1.evil.example", "1.2.3.4.5", "local.evil",
+           "notlocalhost.example", "[evil.example]", ".local", "localhost.",
+           "a" * 300 + ".local")
+    return [(n + port, True) for n in near] + [(n + port, False) for n in far]
+
+
+def a_strangers_name_for_this_server_opens_nothing(d):
+    """DNS rebinding: to the browser this server is the page's own."""
+    for port in ("", ":8000"):
+        for host, near in names(port):
+            for h in ({"Origin": f"http://{host}"},
+                      {"Origin": f"https://{host}",
+                       "Sec-Fetch-Site": "same-origin"},
+                      {"Sec-Fetch-Site": "same-origin"}):
+                status, _, raw = d.ask("POST", "/flush_cache", None,
+                                       dict(h, Host=host))
+                assert status == (200 if near else 403), (host, h, status)
+                assert near or b"cors_origin" in raw, raw
+            # A program says nothing of pages, and may use any name.
+            assert d.ask("POST", "/flush_cache", None,
+                         {"Host": host})[0] == 200, host
+    page = {"Host": "llm.example", "Origin": "https://llm.example",
+            "Sec-Fetch-Site": "same-origin"}
+    assert d.ask("POST", "/flush_cache", None, page)[0] == 403
+    with Configured({"cors_origin": "https://llm.example"}, *NULL) as e:
+        assert e.ask("POST", "/flush_cache", None, page)[0] == 200
+        for h in ({"Host": "evil.example", "Origin": "http://evil.example"},
+                  {"Host": "llm.example", "Origin": "http://llm.example"}):
+            assert e.ask("POST", "/flush_cache", None, h)[0] == 403, h
+        # The proxy rewrote Host, and http has no Sec-Fetch-Site.
+        assert e.ask("POST", "/flush_cache", None, {
+            "Origin": "https://llm.example"})[0] == 200
+
+
+def a_key_is_no_strangers(_):
+    """With keys the name is not looked at; the page's origin still is."""
+    tmp = tempfile.mkdtemp()
+    try:
+        conf = {"api_key_file": key_file(tmp, "secret")}
+        with Configured(conf, *NULL) as d:
+            page = {"Host": "llm.example", "Origin": "https://llm.example"}
+            key = {"Authorization": "Bearer secret"}
+            for h, want in ((page, 401), ({**page, **key}, 200),
+                            ({**key, "Host": "llm.example",
+                              "Origin": "http://evil"}, 403)):
+                assert d.ask("POST", "/flush_cache", None, h)[0] == want, h
+    finally:
+        shutil.rmtree(tmp)
+
+
 def unknown_paths_and_methods(d):
     status, _, body = d.ask("GET", "/v1/nothing")
     assert status == 404 and error(body)["code"] == "unknown_path"
@@ -672,6 +725,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         an_old_client_gets_a_stream_that_ends, silence_is_filled,
         keep_alive_holds, the_request_id_comes_back, cors_is_off,
         another_sites_page_changes_nothing,
+        a_strangers_name_for_this_server_opens_nothing, a_key_is_no_strangers,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
         connections_are_capped, bodies_are_bounded_in_all,
         the_largest_body_pays_for_it,
