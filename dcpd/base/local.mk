@@ -1,2 +1,2 @@
-libdcpd_a_SOURCES += dcpd/base/base.c dcpd/base/base.h dcpd/base/stale.h \
-	dcpd/base/thread.h
+libdcpd_a_SOURCES += dcpd/base/base.c dcpd/base/base.h dcpd/base/bigjson.h \
+	dcpd/base/stale.h dcpd/base/thread.h

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "dcpd/base/bigjson.h"
 #include "dcpd/sched/sched_i.h"
 
 /* --- adjustments ------------------------------------------------------- */
@@ -287,19 +288,50 @@ take_salt(struct req *r, struct dcpd_err *err)
 	return 0;
 }
 
+/*
+ * U+0000 in a string of v, which would end it early: names, patterns, a salt.
+ * Descriptions are only shown to the model, and messages' text has it, too.
+ * key: v's, and then the one of it.
+ */
+static bool
+nul_in(const json_t *v, const char *name, const char **key)
+{
+	const char *k;
+	json_t *kid;
+	size_t i;
+
+	*key = name;
+	if (json_is_string(v))
+		return strcmp(name, "description") != 0 &&
+		    strlen(json_string_value(v)) != json_string_length(v);
+	json_array_foreach(v, i, kid)
+		if (nul_in(kid, name, key))
+			return true;
+	json_object_foreach((json_t *)v, k, kid)
+		if (nul_in(kid, k, key))
+			return true;
+	return false;
+}
+
 static int
 parse_options(struct req *r, struct dcpd_err *err)
 {
 	json_error_t je;
+	const char *key;
 
 	if (r->sub->options == NULL)
 		return 0;
-	r->options = json_loads(r->sub->options, JSON_REJECT_DUPLICATES, &je);
+	r->options = dcpd_bigjson_loadb(r->sub->options,
+	    strlen(r->sub->options), JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL,
+	    &je);
 	if (r->options == NULL)
 		return dcpd_fail(err, -EINVAL, "options: not JSON: %s at byte "
 		    "%d", je.text, je.position);
 	if (!json_is_object(r->options))
 		return dcpd_fail(err, -EINVAL, "options: not a JSON object");
+	if (nul_in(r->options, "options", &key))
+		return dcpd_fail(err, -EINVAL, "options: %.60s: a string holds "
+		    "U+0000: it can only in a \"description\"", key);
 	return take_salt(r, err);
 }
 
@@ -340,7 +372,7 @@ take_chat(struct req *r, unsigned flags, size_t max, bool *thinking,
 	if (c->chat == DCPD_CHAT_NONE)
 		return dcpd_fail(err, -ENOTSUP, "no chat template is known for "
 		    "this model: send text or token ids");
-	messages = json_loadb(r->sub->data, r->sub->len,
+	messages = dcpd_bigjson_loadb(r->sub->data, r->sub->len,
 	    JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
 	if (messages == NULL)
 		return dcpd_fail(err, -EINVAL, "messages: not JSON: %s at "

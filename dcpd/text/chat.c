@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
+#include "dcpd/base/bigjson.h"
 #include "dcpd/text/chat.h"
 #include "dcpd/text/pyjson.h"
 #include "dcpd/text/utf8.h"
@@ -272,7 +273,7 @@ read_args(struct chat *c, size_t i, size_t k, const json_t *f,
 	if (absent(v) || (json_is_string(v) && json_string_length(v) == 0))
 		out->args = json_object();
 	else if (json_is_string(v))
-		out->args = json_loadb(json_string_value(v),
+		out->args = dcpd_bigjson_loadb(json_string_value(v),
 		    json_string_length(v), JSON_ALLOW_NUL, &e);
 	else
 		out->args = json_incref(v);

@@ -10,6 +10,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -373,13 +374,34 @@ schema_add_dfa(struct comp *c, struct gram_dfa *d, bool lazy, uint32_t *id)
 	return 0;
 }
 
+/* Of more than 64 bits, or as large: its digits may be gone (bigjson.h). */
+static bool
+has_huge(const json_t *v)
+{
+	const char *key;
+	json_t *kid;
+	size_t i;
+
+	json_array_foreach(v, i, kid)
+		if (has_huge(kid))
+			return true;
+	json_object_foreach((json_t *)v, key, kid)
+		if (has_huge(kid))
+			return true;
+	return json_is_real(v) && fabs(json_real_value(v)) >= 0x1p63;
+}
+
 /* v as JSON, to the letter. */
 int
 schema_add_literal(struct comp *c, const json_t *v, uint32_t *id)
 {
-	char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+	char *text;
 	int rc;
 
+	if (has_huge(v))
+		return schema_fail(c, "a number of 2^63 or above is not "
+		    "supported in enum and const");
+	text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
 	if (text == NULL)
 		return schema_no_memory(c);
 	rc = schema_add_def(c, G_LIT, id);

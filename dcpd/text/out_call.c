@@ -185,6 +185,9 @@ text_type(const char *s, size_t n, json_t **string)
 	if (v == NULL)
 		return 0;
 	type = type_of_value(v);
+	if (type == T_NUMBER && memchr(s, '.', n) == NULL &&
+	    memchr(s, 'e', n) == NULL && memchr(s, 'E', n) == NULL)
+		type = T_INTEGER;
 	if (type == T_INTEGER)
 		type |= T_NUMBER;
 	if (type == T_STRING && string != NULL)

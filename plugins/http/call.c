@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dcpd/base/bigjson.h"
 #include "plugins/http/call.h"
 
 void
@@ -71,7 +72,7 @@ call_json(struct call *call)
 		return NULL;
 	}
 	/* U+0000 is a character like others; field_string refuses it. */
-	call->json = json_loadb(s, n, JSON_ALLOW_NUL, &e);
+	call->json = dcpd_bigjson_loadb(s, n, JSON_ALLOW_NUL, &e);
 	server_drop_body(call);
 	if (call->json == NULL) {
 		call_error(call, 400, NULL, "invalid_json", "the body is not "

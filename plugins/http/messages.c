@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dcpd/base/bigjson.h"
 #include "plugins/http/api.h"
 #include "plugins/http/messages.h"
 
@@ -146,6 +147,7 @@ whole(struct gen *g)
 {
 	const struct choice *c = &g->choice[0];
 	json_t *content = json_array(), *input, *o;
+	json_error_t e;
 	uint32_t i;
 
 	if (c->reasoning.len > 0)
@@ -153,9 +155,9 @@ whole(struct gen *g)
 	if (c->content.len > 0)
 		json_array_append_new(content, text_block(&c->content));
 	for (i = 0; i < c->n_calls; i++) {
-		input = json_loadb(c->calls[i].args.len > 0 ?
+		input = dcpd_bigjson_loadb(c->calls[i].args.len > 0 ?
 		    c->calls[i].args.s : "", c->calls[i].args.len,
-		    JSON_ALLOW_NUL, NULL);
+		    JSON_ALLOW_NUL, &e);
 		/* Cut in the middle: half a call must not be run. */
 		if (input != NULL)
 			json_array_append_new(content, tool_block(&c->calls[i],

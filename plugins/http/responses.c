@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dcpd/base/bigjson.h"
 #include "plugins/http/api.h"
 #include "plugins/http/responses.h"
 
@@ -238,8 +239,9 @@ reasoning_item(const char *id, const char *status, json_t *part)
 static json_t *
 custom_input(const struct text *args)
 {
-	json_t *o = json_loadb(args->len > 0 ? args->s : "", args->len,
-	    JSON_ALLOW_NUL, NULL);
+	json_error_t e;
+	json_t *o = dcpd_bigjson_loadb(args->len > 0 ? args->s : "",
+	    args->len, JSON_ALLOW_NUL, &e);
 	json_t *v = json_object_get(o, RESPONSES_CUSTOM_INPUT);
 
 	v = json_is_string(v) ? json_incref(v) : text_json(args);

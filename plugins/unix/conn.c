@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dcpd/base/bigjson.h"
 #include "plugins/unix/unix.h"
 
 #define CONNECT_MS 900		/* within the daemon: at once, or it hangs */
@@ -269,7 +270,8 @@ static bool
 handle_line(struct conn *c, const char *text, size_t len)
 {
 	json_error_t je;
-	json_t *line = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je), *id;
+	json_t *line = dcpd_bigjson_loadb(text, len, JSON_REJECT_DUPLICATES,
+	    &je), *id;
 	const struct op *op = find_op(line);
 	char *why = NULL;
 	bool done = true;

@@ -328,6 +328,75 @@ def a_call_is_forced(d):
             "type": "auto", "disable_parallel_tool_use": 1}}, 400)
 
 
+BIG = 18446744073709551615
+
+
+def integers_beyond_64_bits(d):
+    """They are JSON, as are those of calls that were answered so."""
+    def tools(**a):
+        return [{"type": "function", "function": function("f", {
+            "type": "object", "properties": {"a": a}, "required": ["a"]})}]
+
+    forced = {"tool_choice": "required", "max_tokens": 60, **NO_THINKING}
+    short = {"max_tokens": 2, **NO_THINKING}
+    # Other integers of the body stay what they are: those that follow, too.
+    for big in (BIG, -10 ** 30, 2 ** 63):
+        ask = dict(short, tools=tools(type="integer", maximum=big), n=1)
+        assert chat(d, **ask)["usage"]["completion_tokens"] == 2
+        bad(d, CHAT, dict(ask, messages=ASK, tool_choice="required"), word=
+            "bounds of an integer above 2^53 are not supported")
+    for key in ("enum", "const"):
+        v = [1, {"x": BIG}] if key == "enum" else BIG
+        chat(d, **short, tools=tools(**{key: v}))
+        bad(d, CHAT, dict(forced, messages=ASK, tools=tools(**{key: v})),
+            word="2^63 or above")
+    digits = {"type": "integer", "enum": [7]}
+    o = chat(d, tools=tools(anyOf=[digits], description=f"\\\" {BIG}",
+                            default=BIG), **forced)
+    [call] = o["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 7}, call
+    for path in (CHAT, COMP):
+        for key in ("max_tokens", "n", "top_logprobs", "seed"):
+            if (path, key) != (COMP, "top_logprobs"):
+                bad(d, path, {
+                    "messages": ASK, "prompt": "a", key: BIG}, key, word=key)
+    bad(d, COMP, {"prompt": [20, BIG]}, "prompt")
+    e = d.ask("POST", COMP, b'{"n": %d, "prompt": x}' % BIG)[2]
+    assert "byte 39" in json.loads(e)["error"]["message"], e
+    # A model's own, in a call that comes back: as text or as an object.
+    for args in ('{"a": %d}' % BIG, '{"a": [-%d, 3]}' % 10 ** 40, {"a": BIG}):
+        chat(d, ASK + [
+            {"role": "assistant", "content": None, "tool_calls": [{
+                "id": "c", "type": "function", "function": {
+                    "name": "f", "arguments": args}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "ok"}], **short)
+    d.post("/v1/messages", {"model": "x", "max_tokens": 2, "messages": ASK + [
+        {"role": "assistant", "content": [{
+            "type": "tool_use", "id": "c", "name": "f", "input": {
+                "a": BIG}}]},
+        {"role": "user", "content": [{"type": "tool_result",
+                                      "tool_use_id": "c",
+                                      "content": "ok"}]}]})
+
+
+def nul_in_descriptions_only(d):
+    def tools(name="f", describe="what", enum="x"):
+        return [{"type": "function", "function": {
+            "name": name, "description": describe, "parameters": {
+                "type": "object", "properties": {"a": {
+                    "enum": [enum], "description": describe}}}}}]
+
+    short = {"max_tokens": 2, **NO_THINKING}
+    o, plain = (chat(d, tools=tools(describe=s), **short)["usage"]
+                for s in ("a\0b", "ab"))
+    assert o["prompt_tokens"] > plain["prompt_tokens"], "it is shown"
+    for kw, key in (({"name": "a\0b"}, "name"), ({"enum": "a\0"}, "enum")):
+        bad(d, CHAT, {"messages": ASK, "tools": tools(**kw)},
+            word=f"{key}: a string holds U+0000")
+    bad(d, CHAT, {"messages": ASK, "cache_salt": "a\0b"},
+        word="cache_salt: a string holds U+0000")
+
+
 def answers_follow_a_schema(d):
     schema = {"type": "object", "properties": {
         "n": {"type": "integer"}, "unit": {"enum": ["pears", "apples"]}},
@@ -635,7 +704,8 @@ with HttpDaemon("--max-context", 600) as daemon:
         echo_and_logprobs_as_harnesses_read_them, what_completions_do_not_do,
         a_stream_is_the_whole_in_pieces, usage_only_when_asked,
         reasoning_has_two_names_out_and_in, an_answer_without_its_thinking,
-        tools_are_called, a_call_is_forced, answers_follow_a_schema,
+        tools_are_called, a_call_is_forced, integers_beyond_64_bits,
+        nul_in_descriptions_only, answers_follow_a_schema,
         content_is_text_or_parts, logprobs_of_a_chat,
         the_same_bytes_over_the_ring, n_answers_differ_by_their_seed,
         stop_strings_are_for_the_answer, characters_are_never_halved,
