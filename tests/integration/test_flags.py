@@ -42,6 +42,8 @@ ELSEWHERE = {
     "device": ("startup.sh", "--device cuda"),
     "dcp-comm": ("t_options.c", "--dcp-comm"),
     "ranks-per-gpu": ("t_options.c", "--ranks-per-gpu"),
+    "cuda-graph-max-bs": ("t_options.c", "--cuda-graph-max-bs"),
+    "fp8-gemm-backend": ("plan.sh", "--fp8-gemm-backend"),
     "prefill-way": ("t_options.c", "--prefill-way a2a"),
     "host-cache-bytes": ("test_host.py", "--host-cache-bytes"),
     "config": ("t_options.c", "config_file"),
