@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "dcpd/text/gram_schema.h"
+#include "dcpd/text/out.h"
 
 /* --- errors, and where ------------------------------------------------- */
 
@@ -128,52 +129,18 @@ check_keywords(struct comp *c, const json_t *s)
 
 /* --- references and allOf ---------------------------------------------- */
 
-/* What a JSON pointer's part says: ~1, ~0 and %XX; in place. */
-static void
-unescape(char *s)
-{
-	char *to = s;
-	unsigned x;
-
-	for (; *s != '\0'; s++, to++) {
-		*to = *s;
-		if (*s == '~' && (s[1] == '0' || s[1] == '1'))
-			*to = *++s == '1' ? '/' : '~';
-		else if (*s == '%' && sscanf(s + 1, "%2x", &x) == 1 &&
-		    x != 0 && s[1] != '\0' && s[2] != '\0') {
-			*to = (char)x;
-			s += 2;
-		}
-	}
-	*to = '\0';
-}
-
 static int
 resolve(struct comp *c, const json_t *ref, const json_t **out)
 {
 	const char *text = json_string_value(ref);
-	const json_t *at = c->root;
-	char *copy, *part, *save = NULL;
+	int rc = text == NULL ? -EINVAL : out_follow_ref(c->root, text, out);
 
-	if (text == NULL || text[0] != '#' || (text[1] != '\0' &&
-	    text[1] != '/'))
+	if (rc == -EINVAL)
 		return schema_fail(c, "$ref: want \"#\" or \"#/...\", a place "
 		    "in this schema");
-	copy = strdup(text + 1);
-	if (copy == NULL)
-		return schema_no_memory(c);
-	for (part = strtok_r(copy, "/", &save); part != NULL && at != NULL;
-	    part = strtok_r(NULL, "/", &save)) {
-		unescape(part);
-		at = json_is_array(at) ?
-		    json_array_get(at, strtoul(part, NULL, 10)) :
-		    json_object_get(at, part);
-	}
-	free(copy);
-	if (at == NULL)
+	if (rc == -ENOENT)
 		return schema_fail(c, "$ref \"%.100s\" leads nowhere", text);
-	*out = at;
-	return 0;
+	return rc != 0 ? schema_no_memory(c) : 0;
 }
 
 /* s without what only describes it, without `key`; a new reference. */

@@ -97,6 +97,11 @@ int out_value_begin_as(struct dcpd_out *, bool string);
 int out_value_text(struct dcpd_out *, const char *, size_t);
 int out_value_end(struct dcpd_out *);
 int out_call_end(struct dcpd_out *);		/* from any state of a call */
+/*
+ * Where "#" or "#/..." leads within root: the grammar and the reader of what it
+ * lets through must agree. -EINVAL: another form; -ENOENT: nowhere; -ENOMEM.
+ */
+int out_follow_ref(const json_t *root, const char *ref, const json_t **);
 /* Is an argument a string by its tool's schema? key NULL: those not listed. */
 bool out_arg_is_text(const json_t *parameters, const char *key);
 

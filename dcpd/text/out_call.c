@@ -21,6 +21,7 @@
 enum {
 	T_STRING = 1, T_INTEGER = 2, T_NUMBER = 4, T_BOOLEAN = 8,
 	T_OBJECT = 16, T_ARRAY = 32, T_NULL = 64,
+	T_UNKNOWN = 128,	/* only within schema_types() */
 };
 /*
  * Schemas come from clients, and $ref may lead round in circles: what lies
@@ -67,66 +68,120 @@ type_of_value(const json_t *v)
 	return 0;
 }
 
-/* "#/$defs/Point" within root; NULL if it leads nowhere. */
-static const json_t *
-follow_ref(const json_t *root, const char *ref)
+/* What a JSON pointer's part says: ~1, ~0 and %XX; in place. */
+static void
+unescape_part(char *s)
 {
-	char part[128];
-	const char *end;
-	size_t n;
+	char *to = s;
+	unsigned x;
 
-	if (*ref++ != '#')
-		return NULL;
-	while (root != NULL && *ref == '/') {
-		end = strchrnul(++ref, '/');
-		n = (size_t)(end - ref);
-		if (n >= sizeof part)
-			return NULL;
-		memcpy(part, ref, n);
-		part[n] = '\0';
-		root = json_object_get(root, part);
-		ref = end;
+	for (; *s != '\0'; s++, to++) {
+		*to = *s;
+		if (*s == '~' && (s[1] == '0' || s[1] == '1'))
+			*to = *++s == '1' ? '/' : '~';
+		else if (*s == '%' && sscanf(s + 1, "%2x", &x) == 1 &&
+		    x != 0 && s[1] != '\0' && s[2] != '\0') {
+			*to = (char)x;
+			s += 2;
+		}
 	}
-	return root;
+	*to = '\0';
 }
 
+int
+out_follow_ref(const json_t *root, const char *ref, const json_t **out)
+{
+	char *copy, *part, *save = NULL;
+
+	if (ref[0] != '#' || (ref[1] != '\0' && ref[1] != '/'))
+		return -EINVAL;
+	copy = strdup(ref + 1);
+	if (copy == NULL)
+		return -ENOMEM;
+	for (part = strtok_r(copy, "/", &save); part != NULL && root != NULL;
+	    part = strtok_r(NULL, "/", &save)) {
+		unescape_part(part);
+		root = json_is_array(root) ?
+		    json_array_get(root, strtoul(part, NULL, 10)) :
+		    json_object_get(root, part);
+	}
+	free(copy);
+	if (root == NULL)
+		return -ENOENT;
+	*out = root;
+	return 0;
+}
+
+static unsigned
+types_of_values(const json_t *s)
+{
+	const json_t *list = json_object_get(s, "enum"), *v;
+	unsigned types = 0;
+	size_t i;
+
+	json_array_foreach(list, i, v)
+		types |= type_of_value(v);
+	v = json_object_get(s, "const");
+	return v != NULL ? types | type_of_value(v) : types;
+}
+
+/* Types that its keywords are about, as gram_types.c takes them, too. */
+static unsigned
+types_of_keywords(const json_t *s)
+{
+	static const struct { const char *key; unsigned type; } sign[] = {
+		{ "properties", T_OBJECT }, { "required", T_OBJECT },
+		{ "additionalProperties", T_OBJECT },
+		{ "items", T_ARRAY }, { "prefixItems", T_ARRAY },
+		{ "minItems", T_ARRAY }, { "maxItems", T_ARRAY },
+		{ "minLength", T_STRING }, { "maxLength", T_STRING },
+		{ "pattern", T_STRING },
+		{ "minimum", T_NUMBER }, { "maximum", T_NUMBER },
+		{ "exclusiveMinimum", T_NUMBER },
+		{ "exclusiveMaximum", T_NUMBER },
+	};
+	unsigned types = 0;
+
+	for (unsigned i = 0; i < sizeof sign / sizeof *sign; i++)
+		if (json_object_get(s, sign[i].key) != NULL)
+			types |= sign[i].type;
+	return types;
+}
+
+/*
+ * Types that s allows, and perhaps more; 0: it says nothing. With T_UNKNOWN,
+ * any: something of it was not understood, or a choice of it says nothing.
+ */
 static unsigned
 schema_types(const json_t *root, const json_t *s, unsigned depth,
     unsigned *steps)
 {
-	static const char *const of[] = { "anyOf", "oneOf", "allOf" };
-	const json_t *v = json_object_get(s, "type"), *list;
+	static const char *const of[] = { "allOf", "anyOf", "oneOf" };
+	const json_t *v = json_object_get(s, "type"), *kid;
 	const char *ref = json_string_value(json_object_get(s, "$ref"));
-	unsigned types = type_by_name(json_string_value(v)), k;
+	unsigned types = type_by_name(json_string_value(v)), k, t;
 	size_t i;
 
 	if (depth == SCHEMA_DEPTH || *steps == 0)
-		return 0;
+		return T_UNKNOWN;
 	--*steps;
-	for (i = 0; i < json_array_size(v); i++)
-		types |= type_by_name(json_string_value(json_array_get(v, i)));
-	if (ref != NULL)
-		types |= schema_types(root, follow_ref(root, ref), depth + 1,
-		    steps);
-	for (k = 0; k < 3; k++) {
-		list = json_object_get(s, of[k]);
-		for (i = 0; i < json_array_size(list); i++)
-			types |= schema_types(root, json_array_get(list, i),
-			    depth + 1, steps);
-	}
+	json_array_foreach(v, i, kid)
+		types |= type_by_name(json_string_value(kid));
+	if (types == 0)
+		types = types_of_values(s);
 	if (types != 0)
 		return types;
-	list = json_object_get(s, "enum");
-	for (i = 0; i < json_array_size(list); i++)
-		types |= type_of_value(json_array_get(list, i));
-	v = json_object_get(s, "const");
-	if (v != NULL)
-		types |= type_of_value(v);
-	if (json_object_get(s, "properties") != NULL)
-		types |= T_OBJECT;
-	if (json_object_get(s, "items") != NULL)
-		types |= T_ARRAY;
-	return types;
+	if (ref != NULL)
+		types = out_follow_ref(root, ref, &kid) != 0 ? T_UNKNOWN :
+		    schema_types(root, kid, depth + 1, steps);
+	for (k = 0; k < 3; k++) {
+		v = json_object_get(s, of[k]);
+		json_array_foreach(v, i, kid) {
+			t = schema_types(root, kid, depth + 1, steps);
+			types |= t == 0 && k > 0 ? T_UNKNOWN : t;
+		}
+	}
+	return types | types_of_keywords(s);
 }
 
 /* Types that a tool's schema gives to an argument; key NULL: to others. */
@@ -135,15 +190,16 @@ arg_types(const json_t *params, const char *key)
 {
 	const json_t *p = params, *s = NULL;
 	const char *ref = json_string_value(json_object_get(p, "$ref"));
-	unsigned steps = SCHEMA_STEPS;
+	unsigned steps = SCHEMA_STEPS, types;
 
-	if (ref != NULL)
-		p = follow_ref(params, ref);
+	if (ref != NULL && out_follow_ref(params, ref, &p) != 0)
+		return 0;
 	if (key != NULL)
 		s = json_object_get(json_object_get(p, "properties"), key);
 	if (s == NULL)
 		s = json_object_get(p, "additionalProperties");
-	return schema_types(params, s, 0, &steps);
+	types = s == NULL ? 0 : schema_types(params, s, 0, &steps);
+	return types & T_UNKNOWN ? 0 : types;
 }
 
 bool

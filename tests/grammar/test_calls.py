@@ -120,6 +120,10 @@ def parameters(s):
         yield s
 
 
+DIGITS = {**{k: {"enum": ["9"]} for k in ("a/b", "a b", "a~b")},
+          "list": {"anyOf": [{"type": "null"}, {"enum": ["8"]}]},
+          **{f"c{i}": {"$ref": f"#/$defs/c{i + 1}"} for i in range(11)},
+          "c11": {"enum": ["9"]}}
 HAND = [
     None, {}, {"type": "object"}, obj(), obj(a=S),
     obj([], a=S, b=S), obj(["b"], a=S, b=S, c=S),
@@ -144,6 +148,15 @@ HAND = [
     obj(a=arr(S, maxItems=3), b=obj(c=S, d=arr(obj(e=S)))),
     obj(a={"allOf": [S, {"maxLength": 3}]}),
     obj(a={"anyOf": [S, {"minimum": 3}]}),
+    # Where a reader must know that a string is no integer in quotes.
+    *(dict(obj(a={"anyOf": [{"type": "integer", "minimum": 4, "maximum": 5},
+                            s]}), **{"$defs": DIGITS})
+      for s in ({"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/a%20b"},
+                {"$ref": "#/$defs/a~0b"}, {"$ref": "#/$defs/list/anyOf/1"},
+                {"$ref": "#/$defs/c0"})),
+    obj(a={"anyOf": [{"type": "integer", "maximum": 3, "minimum": 3},
+                     {"minLength": 1, "maxLength": 1}]}),
+    obj(a={"anyOf": [{"type": "integer", "maximum": 3, "minimum": 3}, {}]}),
     # Other names, with types of their own.
     {"type": "object", "additionalProperties": S},
     {"type": "object", "additionalProperties": I},
