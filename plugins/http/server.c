@@ -16,6 +16,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,8 @@
 #include "plugins/http/listen.h"
 
 #define BEAT_S 5.0		/* of silence in a stream */
+#define TRIM_S 1.0		/* from one malloc_trim() to the next */
+#define TRIM_BODY (1u << 20)	/* bytes that make it worth its time */
 #define BUSY_INPUT (64u << 10)	/* bytes read ahead while answering */
 #define SPARE_CONNS 32u		/* above the cap, to say 503 */
 
@@ -75,6 +78,8 @@ struct server {
 	uint64_t going;		/* of it, of those that the sweep drops */
 	struct event *sweep;	/* drops who is broken, once all have read */
 	uint64_t n_requests;
+	bool trim;		/* a large body is gone, its memory not */
+	double t_trim;
 	bool paused;		/* listeners are off: too many, or no fd */
 	bool ended;
 };
@@ -171,6 +176,7 @@ static void
 let_go(struct conn *c)
 {
 	c->server->held -= c->held;
+	c->server->trim |= c->held >= TRIM_BODY;
 	if (c->too_large)
 		c->server->going -= c->held;
 	c->held = 0;
@@ -767,6 +773,20 @@ overdue(const struct conn *c, double now)
 	return false;
 }
 
+/*
+ * Bodies come in pieces too small for blocks of their own; freed, they stay
+ * with the process unless it is told to give them back.
+ */
+static void
+trim(struct server *s, double now)
+{
+	if (!s->trim || now - s->t_trim < TRIM_S)
+		return;
+	malloc_trim(0);
+	s->trim = false;
+	s->t_trim = now;
+}
+
 void
 server_tick(struct server *s)
 {
@@ -781,6 +801,7 @@ server_tick(struct server *s)
 		    now - c->call->t_write >= BEAT_S && !c->call->full)
 			call_sse_beat(c->call);
 	}
+	trim(s, now);
 	if (s->n_conns < s->http->cfg.max_connections + SPARE_CONNS)
 		listeners_on(s, true);
 }

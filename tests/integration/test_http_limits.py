@@ -549,6 +549,22 @@ def bodies_are_bounded_in_all(_):
             assert d.ask("POST", "/v1/completions", big)[0] == 200
 
 
+def bodies_that_are_gone_take_no_memory(_):
+    with Configured({}, *NULL) as d:
+        assert d.ask("POST", "/v1/completions", SHORT)[0] == 200
+        before = rss(d)
+        socks = [Raw(d.port) for _ in range(6)]
+        for s in socks:
+            s.send(b"POST /v1/completions HTTP/1.1\r\n"
+                   b"Content-Length: %d\r\n\r\n" % (32 << 20))
+            for _ in range(30):
+                s.send(b"x" * (1 << 20))
+        suite.until(lambda: rss(d) - before > 150 << 10, "they are not held")
+        for s in socks:
+            s.close()
+        suite.until(lambda: rss(d) - before < 24 << 10, "memory stays")
+
+
 def the_largest_body_pays_for_it(_):
     """Not whoever happens to send the byte that is too much."""
     with Configured({"max_input": 64 << 20}, *NULL) as d:
@@ -728,6 +744,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         a_strangers_name_for_this_server_opens_nothing, a_key_is_no_strangers,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
         connections_are_capped, bodies_are_bounded_in_all,
+        bodies_that_are_gone_take_no_memory,
         the_largest_body_pays_for_it,
         so_are_those_that_are_kept,
         a_turn_of_many_parts_is_read_at_once, a_full_queue_is_503,
