@@ -62,4 +62,18 @@ dcpd_thread_start(pthread_t *t, void *(*main)(void *), void *arg)
 	return -rc;
 }
 
+/* What a thread blocks that handles no signal: all, but for those of a crash,
+ * which, blocked, would end the process without a report. */
+static inline sigset_t
+dcpd_thread_signals(void)
+{
+	static const int own[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT };
+	sigset_t set;
+
+	sigfillset(&set);
+	for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+		sigdelset(&set, own[i]);
+	return set;
+}
+
 #endif

@@ -113,14 +113,9 @@ worker(void *arg)
 static int
 start_threads(struct dcpd_textpool *p, unsigned threads)
 {
-	/* Those of a crash, blocked, would end the process without a report. */
-	static const int own[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT };
-	sigset_t set, old;
+	sigset_t set = dcpd_thread_signals(), old;
 	int rc = 0;
 
-	sigfillset(&set);
-	for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
-		sigdelset(&set, own[i]);
 	pthread_sigmask(SIG_SETMASK, &set, &old);
 	while (p->n < threads && rc == 0) {
 		rc = dcpd_thread_start(&p->thread[p->n], worker, p);

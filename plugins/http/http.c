@@ -212,27 +212,12 @@ set_up(struct plugin *p, char **why)
 	return rc != 0 ? rc : server_new(&p->http, &p->http.server, why);
 }
 
-/*
- * Signals are the main thread's, SIGPIPE nobody's; but for those of a crash:
- * blocked, they would end the process without its report.
- */
-static sigset_t
-others_signals(void)
-{
-	static const int own[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT };
-	sigset_t set;
-
-	sigfillset(&set);
-	for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
-		sigdelset(&set, own[i]);
-	return set;
-}
-
+/* Signals are the main thread's, SIGPIPE nobody's. */
 static int
 start(void *self, char **why)
 {
 	struct plugin *p = self;
-	sigset_t set = others_signals(), before;
+	sigset_t set = dcpd_thread_signals(), before;
 	int rc;
 
 	rc = set_up(p, why);
