@@ -156,7 +156,7 @@ add_lit(struct gram_call *c, enum place to, uint32_t arg, const char *fmt, ...)
 	char *s;
 	int n;
 
-	if (c->n_lit == c->cap_lit) {
+	if (c->lit == NULL || c->n_lit == c->cap_lit) {
 		p = realloc(c->lit, cap * sizeof *c->lit);
 		if (p == NULL)
 			return -ENOMEM;

@@ -234,6 +234,8 @@ text_type(const char *s, size_t n, json_t **string)
 	json_t *v;
 	unsigned type;
 
+	if (n == 0)
+		return 0;
 	v = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 	if (v == NULL)		/* integers beyond 64 bits are legal, too */
 		v = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL |
