@@ -49,7 +49,7 @@ clean-venvs:
 .PHONY: clean-parity clean-venvs
 
 # What the fuzzers share; tests/fuzz/driver.h says how they are built.
-FUZZ_DRIVER = tests/fuzz/driver.c tests/fuzz/driver.h
+FUZZ_DRIVER = tests/fuzz/driver.c tests/fuzz/driver.h tests/fuzz/input.h
 EXTRA_DIST += tests/fuzz/corpus tests/fuzz/libfuzzer
 
 # The same as libFuzzer targets: not in any build but that of

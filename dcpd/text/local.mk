@@ -49,7 +49,8 @@ tests_unit_t_pool_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/fuzz/fuzz_text
 TESTS += tests/fuzz/fuzz_text
-tests_fuzz_fuzz_text_SOURCES = tests/fuzz/fuzz_text.c tests/unit/text_util.h
+tests_fuzz_fuzz_text_SOURCES = tests/fuzz/fuzz_text.c tests/fuzz/input.h \
+	tests/unit/text_util.h
 tests_fuzz_fuzz_text_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 # Constrained decoding: random answers, held against jsonschema from PyPI.

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "dcpd/base/bigjson.h"
 #include "dcpd/text/out.h"
 #include "dcpd/text/pyjson.h"
 
@@ -231,15 +232,13 @@ tool_params(const struct dcpd_out *o)
 static unsigned
 text_type(const char *s, size_t n, json_t **string)
 {
+	json_error_t e;
 	json_t *v;
 	unsigned type;
 
 	if (n == 0)
 		return 0;
-	v = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-	if (v == NULL)		/* integers beyond 64 bits are legal, too */
-		v = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL |
-		    JSON_DECODE_INT_AS_REAL, NULL);
+	v = dcpd_bigjson_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
 	if (v == NULL)
 		return 0;
 	type = type_of_value(v);

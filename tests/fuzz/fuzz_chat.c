@@ -9,24 +9,11 @@
 #include "dcpd/text/buf.h"
 #include "dcpd/text/utf8.h"
 #include "tests/fuzz/driver.h"
+#include "tests/fuzz/input.h"
 #include "tests/unit/text_util.h"
 
 static struct dcpd_tokenizer *tok[2];
 static json_t *tools;
-
-struct input {			/* bytes, then zeros */
-	const unsigned char *p;
-	size_t n;
-};
-
-static unsigned
-next(struct input *in)
-{
-	if (in->n == 0)
-		return 0;
-	in->n--;
-	return *in->p++;
-}
 
 struct output {
 	struct dcpd_buf text;	/* all pieces, channel changes marked */

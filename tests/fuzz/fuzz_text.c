@@ -14,6 +14,7 @@
 
 #include "dcpd/text/buf.h"
 #include "dcpd/text/utf8.h"
+#include "tests/fuzz/input.h"
 #include "tests/unit/text_util.h"
 
 static uint64_t state;
@@ -30,20 +31,6 @@ rnd(uint32_t n)
 	state ^= state >> 7;
 	state ^= state << 17;
 	return (uint32_t)((state >> 16) % n);
-}
-
-struct input {			/* bytes, then zeros */
-	const unsigned char *p;
-	size_t n;
-};
-
-static unsigned
-next(struct input *in)
-{
-	if (in->n == 0)
-		return 0;
-	in->n--;
-	return *in->p++;
 }
 
 /* --- text ------------------------------------------------------------- */
