@@ -1,7 +1,8 @@
 #!/bin/sh
 # Build the kernels of dcpg.h and their test programs, one file at a time:
 #   kernels/cuda/build.sh OUTDIR
-# leaves libdcpg.so, kernel_test, kernel_bench, peer_test and libfault.so there;
+# leaves libdcpg.so, kernel_test, kernel_bench, peer_test, libfault.so and
+# libtrace.so there;
 # the backend that calls them is not among it. NVCC names the compiler.
 set -e
 cd "$(dirname "$0")/../.."
@@ -34,3 +35,4 @@ $nvcc $flags "$out/kernel_test.o" $objs -o "$out/kernel_test"
 $nvcc $flags "$out/kernel_bench.o" $objs -o "$out/kernel_bench"
 $nvcc $flags "$out/peer_test.o" "$out/peer.o" -o "$out/peer_test"
 $nvcc $flags -shared "$out/fault.o" -o "$out/libfault.so"
+$nvcc $flags -shared tests/gpu/trace.cc -o "$out/libtrace.so" -lcupti

@@ -57,7 +57,17 @@ rows8(uint32_t m)
 }
 
 static void
-block_scales(found *f)
+scale_pointers(const found *f, const void *ws, const void *xs)
+{
+	cublasLtMatmulDescSetAttribute(f->op,
+	    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &ws, sizeof ws);
+	cublasLtMatmulDescSetAttribute(f->op,
+	    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &xs, sizeof xs);
+}
+
+/* Without pointers the heuristic finds nothing: it checks that they are set. */
+static void
+block_scales(const found *f, const void *ws, const void *xs)
 {
 	int32_t w = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 	int32_t x = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
@@ -66,6 +76,7 @@ block_scales(found *f)
 	    CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w);
 	cublasLtMatmulDescSetAttribute(f->op,
 	    CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x);
+	scale_pointers(f, ws, xs);
 }
 
 /* A warp a row and 128 columns, as dcpc_quant_act does it on the CPU. */
@@ -116,7 +127,7 @@ find(dcpg_rank *r, const dcpg_prod *p, uint32_t batch)
 	cublasLtMatmulDescSetAttribute(f.op, CUBLASLT_MATMUL_DESC_TRANSA, &t,
 	    sizeof t);
 	if (p->scale)
-		block_scales(&f);
+		block_scales(&f, p->scale, r->x8_scale);
 	f.a = layout(xt, p->k, p->n, p->ldw, batch, p->sw);
 	f.b = layout(xt, p->k, m, p->scale ? p->k : p->ldx, batch, p->sx);
 	f.d = layout(yt, p->n, m, p->ldy, batch, p->sy);
@@ -209,14 +220,10 @@ static void
 quantise(dcpg_rank *r, const dcpg_prod *p, const found *f)
 {
 	uint32_t m4 = rows8(p->m);
-	const void *ws = p->scale, *xs = r->x8_scale;
 
 	quantise_rows<<<dim3(m4, (p->k / 128 + 7) / 8), 256, 0, r->st>>>(p->x,
 	    p->m, m4, p->k, p->ldx, p->pow2, r->x8, r->x8_scale);
-	cublasLtMatmulDescSetAttribute(f->op,
-	    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &ws, sizeof ws);
-	cublasLtMatmulDescSetAttribute(f->op,
-	    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &xs, sizeof xs);
+	scale_pointers(f, p->scale, r->x8_scale);
 }
 
 int

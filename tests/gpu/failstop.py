@@ -53,11 +53,11 @@ def run(what, fault, args, seconds, lines, ends):
     threading.Thread(target=load, daemon=True).start()
     end = time.monotonic() + seconds
     while time.monotonic() < end and d.p.poll() is None:
-        log = d.tail(200)
+        log = d.tail(5000)
         if not ends and all(x in log for x in lines):
             break
         time.sleep(0.2)
-    rc, log = d.p.poll(), d.tail(200)
+    rc, log = d.p.poll(), d.tail(5000)
     said = all(x in log for x in lines)
     ok = said and (rc not in (None, 0) if ends else rc is None)
     check(ok, f"{what}: status {rc}, said {said}", log)

@@ -346,6 +346,11 @@ main(int argc, char **argv)
 	dcpg_stuck *stuck;
 	int gpus = 0, can;
 
+	/*
+	 * A kernel that is loaded at its first launch waits for the device, and
+	 * so for a rank that spins there until this thread launches its peer.
+	 */
+	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	CHECK(cudaGetDeviceCount(&gpus));
 	gpus = gpus > 8 ? 8 : gpus;
 	for (int a = 0; a < gpus; a++)
