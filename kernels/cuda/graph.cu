@@ -282,17 +282,14 @@ dcpg_graph_begin(dcpk_ctx *c)
 }
 
 static int
-instantiate(dcpk_ctx *c, graph *g, uint32_t i, size_t *nodes)
+instantiate(dcpk_ctx *c, graph *g, uint32_t i, cudaGraph_t captured,
+    size_t *nodes)
 {
-	cudaGraph_t captured = NULL;
 	size_t n = 0;
 	int rc;
 
 	cudaSetDevice(c->r[i].dev);
-	rc = dcpg_ok(cudaStreamEndCapture(c->r[i].st, &captured),
-	    "graph: end of capture");
-	if (rc == 0)
-		rc = dcpg_ok(cudaGraphGetNodes(captured, NULL, &n), "graph");
+	rc = dcpg_ok(cudaGraphGetNodes(captured, NULL, &n), "graph");
 	if (rc == 0)
 		rc = dcpg_ok(cudaGraphInstantiate(&g->exec[i], captured, 0),
 		    "graph: instantiate");
@@ -302,8 +299,6 @@ instantiate(dcpk_ctx *c, graph *g, uint32_t i, size_t *nodes)
 		rc = dcpg_ok(cudaGraphUpload(g->exec[i], c->r[i].st),
 		    "graph: upload");
 	}
-	if (captured != NULL)
-		cudaGraphDestroy(captured);
 	*nodes += n;
 	return rc;
 }
@@ -313,12 +308,22 @@ end_capture(dcpk_ctx *c)
 {
 	dcpg_graphs *gs = c->graphs;
 	uint32_t n = own_graphs(c) ? c->W : 1;
+	cudaGraph_t captured[DCPK_MAX_RANKS] = {};
 	size_t nodes = 0, free_b = 0, all;
 	int rc = n > 1 ? 0 : join(c);
 
 	gs->capturing = false;
+	/* All captures end first: nothing is instantiated beside one. */
+	for (uint32_t i = 0; i < n; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_ok(cudaStreamEndCapture(c->r[i].st, &captured[i]),
+		    "graph: end of capture");
+	}
+	for (uint32_t i = 0; rc == 0 && i < n; i++)
+		rc = instantiate(c, gs->now, i, captured[i], &nodes);
 	for (uint32_t i = 0; i < n; i++)
-		rc |= instantiate(c, gs->now, i, &nodes);
+		if (captured[i] != NULL)
+			cudaGraphDestroy(captured[i]);
 	for (uint32_t i = 0; rc == 0 && i < n; i++)
 		rc |= dcpg_ok(cudaStreamSynchronize(c->r[i].st), "graph");
 	if (rc != 0) {

@@ -119,17 +119,18 @@ push_kernel(const __grid_constant__ struct dcpg_peer p,
 		for (uint32_t e = 0; e < a.n; e++)
 			((uint4 *)((char *)a.to[e] + row * a.to_step))[at] = v;
 	}
-	__threadfence_system();
-	__syncthreads();
-	if (threadIdx.x == 0)
+	__syncthreads();	/* thread 0 fences for all that is before it */
+	if (threadIdx.x == 0) {
+		__threadfence_system();
 		last = atomicAdd(done, 1) == gridDim.x - 1;
+		if (last) {
+			*done = 0;
+			__threadfence_system();
+		}
+	}
 	__syncthreads();
-	if (!last)
-		return;
-	if (threadIdx.x == 0)
-		*done = 0;
-	__threadfence_system();
-	meet(p);
+	if (last)
+		meet(p);
 }
 
 }	/* namespace */
@@ -169,8 +170,8 @@ dcpg_peer_push(const struct dcpg_peer *p, const struct dcpg_push *a,
 	    a->n > DCPK_MAX_RANKS || a->rows == 0 || a->bytes == 0 ||
 	    (a->bytes | a->from_step | a->to_step) % 16 != 0)
 		return -EINVAL;
-	/* Four pieces a thread in flight over the link, an SM a block. */
-	blocks = (pieces + 4 * THREADS - 1) / (4 * THREADS);
+	/* All of a small push under way at once. */
+	blocks = (pieces + THREADS - 1) / THREADS;
 	push_kernel<<<(uint32_t)(blocks > 132 ? 132 : blocks), THREADS, 0,
 	    (cudaStream_t)stream>>>(*p, *a);
 	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
