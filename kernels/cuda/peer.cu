@@ -1,13 +1,15 @@
 /*
- * Ranks that wait for each other by flags in peer memory: one kernel a
- * meeting, no event, no host. dcpg.h says what a call promises.
+ * Ranks that wait for each other by flags in peer memory: a kernel a meeting,
+ * or a part of one (peer.cuh), no event, no host. dcpg.h says what a call
+ * promises.
  *
  * A rank's words are 128 bytes apart, so that no two writers share a line:
- *   0 .. W-1   the last meeting that rank o has reached, written by o
- *   W          meetings this rank has begun, written by this rank alone
- *   W + 1      not 0: a peer did not come; nothing is waited for again
- *   W + 2      blocks of a push that are done
- * The number of a meeting comes from word W, in the kernel, so a graph can be
+ *   0 .. W-1         the last meeting that rank o has reached, written by o
+ *   W + PEER_BEGUN   meetings this rank has begun, written by this rank alone
+ *   W + PEER_LOST    not 0: a peer did not come; nothing is waited for again
+ *   W + PEER_PUSHED  blocks of a push that are done
+ *   W + PEER_OUT     blocks that are out of the meeting inside their kernel
+ * The number of a meeting comes from PEER_BEGUN, in the kernel, so a graph can be
  * replayed; words only grow and are compared as differences, so they may wrap.
  *
  * Why it is right. What a rank wrote before a meeting is visible to its peers
@@ -23,73 +25,13 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
+
+using namespace dcpg;
 
 namespace {
 
-enum { STEP = 32, THREADS = 256 };	/* STEP: words between flags */
-
-__device__ inline void
-release(uint32_t *p, uint32_t v)
-{
-	asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) :
-	    "memory");
-}
-
-__device__ inline uint32_t
-acquire(const uint32_t *p)
-{
-	uint32_t v;
-
-	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) :
-	    "memory");
-	return v;
-}
-
-__device__ inline uint64_t
-now_ns(void)
-{
-	uint64_t t;
-
-	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-	return t;
-}
-
-/* The first wait that ends in vain leaves its record for the host. */
-__device__ inline void
-give_up(const struct dcpg_peer &p, uint32_t *own, uint32_t who, uint32_t at)
-{
-	if (atomicExch(&own[(p.world + 1) * STEP], 1) != 0)
-		return;
-	p.stuck->peer = who;
-	p.stuck->meeting = at;
-	__threadfence_system();
-	*(volatile uint32_t *)&p.stuck->set = 1;
-}
-
-/* By the whole of one block of at least `world` threads, once a meeting. */
-__device__ inline void
-meet(const struct dcpg_peer &p)
-{
-	uint32_t t = threadIdx.x, *own = p.flags[p.self], at;
-	volatile uint32_t *begun = own + p.world * STEP;
-	uint64_t t0;
-
-	at = *begun + 1;
-	__syncthreads();
-	if (t == 0)
-		*begun = at;
-	if (t >= p.world || t == p.self)
-		return;
-	release(p.flags[t] + p.self * STEP, at);
-	if (((volatile uint32_t *)own)[(p.world + 1) * STEP] != 0)
-		return;
-	t0 = now_ns();
-	while ((int32_t)(acquire(own + t * STEP) - at) < 0)
-		if (now_ns() - t0 > p.limit_ns) {
-			give_up(p, own, t, at);
-			return;
-		}
-}
+enum { THREADS = 256 };
 
 __global__ void
 meet_kernel(const __grid_constant__ struct dcpg_peer p)
@@ -106,7 +48,7 @@ __global__ void __launch_bounds__(THREADS)
 push_kernel(const __grid_constant__ struct dcpg_peer p,
     const __grid_constant__ struct dcpg_push a)
 {
-	uint32_t *done = p.flags[p.self] + (p.world + 2) * STEP;
+	uint32_t *done = peer_word(p, PEER_PUSHED);
 	uint64_t per = a.bytes / 16, n = per * a.rows;
 	__shared__ bool last;
 
@@ -148,7 +90,7 @@ dcpg_peer_init(void)
 extern "C" size_t
 dcpg_peer_words(uint32_t world)
 {
-	return (world + 3) * (size_t)STEP;
+	return (world + PEER_EXTRA) * (size_t)PEER_STEP;
 }
 
 extern "C" int

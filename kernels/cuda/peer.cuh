@@ -1,0 +1,135 @@
+/*
+ * A rank's side of a meeting, for kernels. peer.cu has the protocol, its words
+ * and why it is right; dcpg.h what a meeting promises.
+ *
+ * A kernel of its own meets by meet(). A kernel of many blocks that is to read
+ * what peers wrote has the meeting inside: every thread of every block calls
+ * meet_in() before it reads, and meet_out() when it is done; no block leaves
+ * early. The first block tells the peers, each waits by itself, and the last
+ * one out counts the meeting. Both do nothing where p.world is 0: there the
+ * meeting was held by events, before the launch.
+ */
+#ifndef DCPG_PEER_CUH
+#define DCPG_PEER_CUH
+
+#include <stdint.h>
+
+#include "kernels/cuda/dcpg.h"
+
+namespace dcpg {
+
+enum { PEER_STEP = 32 };	/* words between flags */
+/* Words behind the flags of the ranks, by number. */
+enum { PEER_BEGUN, PEER_LOST, PEER_PUSHED, PEER_OUT, PEER_EXTRA };
+
+__device__ inline uint32_t *
+peer_word(const struct dcpg_peer &p, uint32_t which)
+{
+	return p.flags[p.self] + (p.world + which) * PEER_STEP;
+}
+
+__device__ inline void
+peer_release(uint32_t *p, uint32_t v)
+{
+	asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) :
+	    "memory");
+}
+
+__device__ inline uint32_t
+peer_acquire(const uint32_t *p)
+{
+	uint32_t v;
+
+	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) :
+	    "memory");
+	return v;
+}
+
+__device__ inline uint64_t
+now_ns(void)
+{
+	uint64_t t;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	return t;
+}
+
+/* The first wait that ends in vain leaves its record for the host. */
+__device__ inline void
+peer_give_up(const struct dcpg_peer &p, uint32_t who, uint32_t at)
+{
+	if (atomicExch(peer_word(p, PEER_LOST), 1) != 0)
+		return;
+	p.stuck->peer = who;
+	p.stuck->meeting = at;
+	__threadfence_system();
+	*(volatile uint32_t *)&p.stuck->set = 1;
+}
+
+/* Wait for peer `who` at meeting `at`, unless one was lost before. */
+__device__ inline void
+peer_await(const struct dcpg_peer &p, uint32_t who, uint32_t at)
+{
+	const uint32_t *flag = p.flags[p.self] + who * PEER_STEP;
+	uint64_t t0;
+
+	if ((int32_t)(peer_acquire(flag) - at) >= 0 ||
+	    *(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
+		return;
+	t0 = now_ns();
+	while ((int32_t)(peer_acquire(flag) - at) < 0)
+		if (now_ns() - t0 > p.limit_ns) {
+			peer_give_up(p, who, at);
+			return;
+		}
+}
+
+/* By the whole of one block of at least `world` threads, once a meeting. */
+__device__ inline void
+meet(const struct dcpg_peer &p)
+{
+	volatile uint32_t *begun = peer_word(p, PEER_BEGUN);
+	uint32_t t = threadIdx.x, at = *begun + 1;
+
+	__syncthreads();
+	if (t == 0)
+		*begun = at;
+	if (t >= p.world || t == p.self)
+		return;
+	peer_release(p.flags[t] + p.self * PEER_STEP, at);
+	peer_await(p, t, at);
+}
+
+__device__ inline void
+meet_in(const struct dcpg_peer &p, bool first_block)
+{
+	uint32_t t = threadIdx.x, at;
+
+	if (p.world == 0)
+		return;
+	if (t < p.world && t != p.self) {
+		at = *(volatile uint32_t *)peer_word(p, PEER_BEGUN) + 1;
+		if (first_block)
+			peer_release(p.flags[t] + p.self * PEER_STEP, at);
+		peer_await(p, t, at);
+	}
+	__syncthreads();
+}
+
+__device__ inline void
+meet_out(const struct dcpg_peer &p, uint32_t blocks)
+{
+	uint32_t *out = peer_word(p, PEER_OUT);
+
+	if (p.world == 0)
+		return;
+	__syncthreads();
+	if (threadIdx.x != 0 || atomicAdd(out, 1) != blocks - 1)
+		return;
+	*out = 0;
+	++*(volatile uint32_t *)peer_word(p, PEER_BEGUN);
+}
+
+}	/* namespace dcpg */
+
+#endif
