@@ -4,8 +4,14 @@
  * the real dcpd/ipc, and talks to them through libdcpclient.
  *
  * A round trip is one request and its final event: dcp_submit, intake, checks,
- * dcpd_ipc_emit, dcp_next. Sockets carry 64 bytes each way, unchecked. The
- * ways take turns, so that a busy moment of the machine hits all of them.
+ * dcpd_ipc_emit, dcp_next. Sockets carry 64 bytes each way, unchecked.
+ *
+ * What a sleeper's wake-up costs depends first on where it sleeps: on the
+ * waker's processor a switch, on another one that idles the interrupt that
+ * fetches it, which in a virtual machine is twenty times as much. The kernel
+ * chooses as it likes, and otherwise from run to run; so both sides are bound,
+ * and every way is measured in both places. The rows take turns, forwards and
+ * backwards, so that a busy moment or a clock that changes hits all of them.
  */
 #include "config.h"
 
@@ -13,6 +19,7 @@
 #include <getopt.h>
 #include <jansson.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,31 +28,57 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "dcpctl/bench_ipc.h"
 #include "dcpd/ipc/ipc.h"
 
-#define ROUNDS 10		/* turns of each way */
+#define ROUNDS 11u		/* turns of each row; odd, for a median */
 #define STREAMS 8		/* requests at once, when streaming */
 #define STREAM_TOKENS 4000u	/* per request */
 #define SPIN_US "2000"
+#define REST_NS 5000000		/* > SPIN_US: who spun last sleeps */
 
-enum way { RING_SPIN, RING_SLEEP, SEQPACKET, STREAM_EPOLL, N_WAYS };
+enum way { RING_SPIN, RING_DEFAULT, RING_SLEEP, SEQPACKET, STREAM_EPOLL };
+enum place { ONE_CPU, TWO_CPUS, N_PLACES };
 
-static const struct {
+static const char *const places[N_PLACES] = { "one_cpu", "two_cpus" };
+
+/* In this order, so that the ring and the sockets are neighbours in time. */
+static const struct row {
+	enum way way;
+	enum place place;
 	const char *key, *text;
-} ways[N_WAYS] = {
-	[RING_SPIN] = { "ring_spinning", "ring, both sides spin" },
-	[RING_SLEEP] = { "ring_sleeping", "ring, both sides sleep" },
-	[SEQPACKET] = { "seqpacket", "SEQPACKET socket, blocking" },
-	[STREAM_EPOLL] = { "stream_epoll", "stream socket, server in epoll" },
+} rows[] = {
+	{ RING_SPIN, TWO_CPUS, "ring_spinning", "ring, both sides spin" },
+	{ RING_DEFAULT, ONE_CPU, "ring_default", "ring, defaults" },
+	{ RING_SLEEP, ONE_CPU, "ring_sleeping", "ring, both sides sleep" },
+	{ SEQPACKET, ONE_CPU, "seqpacket", "SEQPACKET socket, blocking" },
+	{ STREAM_EPOLL, ONE_CPU, "stream_epoll",
+	    "stream socket, server in epoll" },
+	{ RING_DEFAULT, TWO_CPUS, "ring_default", "ring, defaults" },
+	{ RING_SLEEP, TWO_CPUS, "ring_sleeping", "ring, both sides sleep" },
+	{ SEQPACKET, TWO_CPUS, "seqpacket", "SEQPACKET socket, blocking" },
+	{ STREAM_EPOLL, TWO_CPUS, "stream_epoll",
+	    "stream socket, server in epoll" },
 };
 
-struct peer {			/* one way's other side */
-	pid_t pid;
+#define N_ROWS (sizeof rows / sizeof rows[0])
+#define ROW_SPIN 0
+#define ROW_DEFAULT 1
+
+/* Where the two sides run: the first processors this process may use. */
+struct cpus {
+	int id[2];			/* the client's, and the other one */
+	unsigned n;			/* 1: there is no other one */
+};
+
+struct peer {			/* one row's other side */
+	pid_t pid;		/* 0: this row is not measured */
 	int fd;			/* sockets */
 	struct dcp *d;		/* ring */
+	double p50[ROUNDS], p99[ROUNDS];	/* us, each turn's */
 };
 
 /* --- the ring's server --- */
@@ -185,8 +218,9 @@ epoll_server(int fd)
 
 /* --- set-up --- */
 
+/* By default the daemon sleeps at once, and the client after 50 us. */
 static int
-start_ring(struct peer *p, const char *path, bool spin)
+start_ring(struct peer *p, const char *path, enum way way)
 {
 	int fds[2];
 	char c;
@@ -197,7 +231,7 @@ start_ring(struct peer *p, const char *path, bool spin)
 	if (p->pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(fds[0]);
-		ring_server(path, spin, fds[1]);
+		ring_server(path, way == RING_SPIN, fds[1]);
 	}
 	close(fds[1]);
 	if (p->pid < 0 || read(fds[0], &c, 1) != 1) {
@@ -205,7 +239,10 @@ start_ring(struct peer *p, const char *path, bool spin)
 		return -EIO;
 	}
 	close(fds[0]);
-	setenv("DCP_SPIN_US", spin ? SPIN_US : "0", 1);
+	if (way == RING_DEFAULT)
+		unsetenv("DCP_SPIN_US");
+	else
+		setenv("DCP_SPIN_US", way == RING_SPIN ? SPIN_US : "0", 1);
 	return dcp_connect(path, 5000, &p->d);
 }
 
@@ -227,6 +264,49 @@ start_socket(struct peer *p, int type)
 	close(fds[1]);
 	p->fd = fds[0];
 	return p->pid < 0 ? -EAGAIN : 0;
+}
+
+static int
+bind_to(int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	return sched_setaffinity(0, sizeof set, &set) < 0 ? -errno : 0;
+}
+
+static int
+find_cpus(struct cpus *cpus)
+{
+	cpu_set_t set;
+	int i;
+
+	cpus->n = 0;
+	if (sched_getaffinity(0, sizeof set, &set) < 0)
+		return -errno;
+	for (i = 0; i < CPU_SETSIZE && cpus->n < 2; i++)
+		if (CPU_ISSET(i, &set))
+			cpus->id[cpus->n++] = i;
+	return cpus->n > 0 ? 0 : -ENODEV;
+}
+
+/* A server runs where its parent ran when it forked. */
+static int
+start(struct peer *p, const struct row *row, const struct cpus *cpus,
+    const char *path)
+{
+	int rc = bind_to(cpus->id[row->place]), back;
+
+	if (rc < 0)
+		return rc;
+	if (row->way <= RING_SLEEP)
+		rc = start_ring(p, path, row->way);
+	else
+		rc = start_socket(p, row->way == SEQPACKET ?
+		    SOCK_SEQPACKET : SOCK_STREAM);
+	back = bind_to(cpus->id[ONE_CPU]);
+	return rc < 0 ? rc : back;
 }
 
 static void
@@ -300,6 +380,14 @@ by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+static int
+by_double(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
 struct rate {
 	unsigned tokens, events;	/* fewer, if tokens had to wait */
 	double per_s;			/* tokens */
@@ -340,93 +428,158 @@ stream(struct dcp *d, unsigned total, struct rate *out)
 	return 0;
 }
 
-struct result {
-	double p50, p99;		/* us */
-};
-
+/* One turn: n trips of one row. Each begins with both sides asleep. */
 static int
-measure(struct peer *peer, unsigned n, struct result *res)
+turn(struct peer *p, unsigned round, uint32_t *ns, unsigned n)
 {
-	uint32_t *ns = malloc((size_t)n * N_WAYS * sizeof *ns);
-	unsigned each = n / ROUNDS, round, w;
+	static const struct timespec rest = { .tv_nsec = REST_NS };
+	int rc;
+
+	nanosleep(&rest, NULL);
+	rc = trips(p, ns, n);
+	if (rc < 0)
+		return rc;
+	qsort(ns, n, sizeof *ns, by_value);
+	p->p50[round] = ns[n / 2] * 1e-3;
+	p->p99[round] = ns[n * 99ull / 100] * 1e-3;
+	return 0;
+}
+
+/* each: trips a turn */
+static int
+measure(struct peer *peer, unsigned each)
+{
+	uint32_t *ns = malloc(each * sizeof *ns);
+	unsigned round, i, w;
 	int rc = 0;
 
 	if (ns == NULL)
 		return -ENOMEM;
-	for (round = 0; round < ROUNDS && rc == 0; round++)
-		for (w = 0; w < N_WAYS && rc == 0; w++)
-			rc = trips(&peer[w], ns + w * n + round * each, each);
-	for (w = 0; w < N_WAYS && rc == 0; w++) {
-		qsort(ns + w * n, n, sizeof *ns, by_value);
-		res[w].p50 = ns[w * n + n / 2] * 1e-3;
-		res[w].p99 = ns[w * n + n / 100 * 99] * 1e-3;
+	for (round = 0; round < ROUNDS && rc == 0; round++) {
+		for (i = 0; i < N_ROWS && rc == 0; i++) {
+			w = round % 2 == 0 ? i : N_ROWS - 1 - i;
+			if (peer[w].pid > 0)
+				rc = turn(&peer[w], round, ns, each);
+		}
+	}
+	for (w = 0; w < N_ROWS && rc == 0; w++) {
+		qsort(peer[w].p50, ROUNDS, sizeof(double), by_double);
+		qsort(peer[w].p99, ROUNDS, sizeof(double), by_double);
 	}
 	free(ns);
 	return rc;
 }
 
-static void
-print(const struct result *res, unsigned n, const struct rate *rate, bool json)
+static json_t *
+figures(const struct peer *p)
 {
-	json_t *o = json_object();
-	unsigned w;
+	return json_pack("{s:f, s:f, s:[f, f]}",
+	    "p50_us", p->p50[ROUNDS / 2], "p99_us", p->p99[ROUNDS / 2],
+	    "turns_p50_us", p->p50[0], p->p50[ROUNDS - 1]);
+}
 
-	if (!json)
-		printf("%-32s %10s %10s\n", "round trip, us", "p50", "p99");
-	for (w = 0; w < N_WAYS; w++) {
-		if (!json)
-			printf("%-32s %10.2f %10.2f\n", ways[w].text,
-			    res[w].p50, res[w].p99);
-		json_object_set_new(o, ways[w].key, json_pack("{s:f, s:f}",
-		    "p50_us", res[w].p50, "p99_us", res[w].p99));
+/* By way, then by place; a way's own figures are those of its first place. */
+static void
+print_json(const struct peer *peer, const struct cpus *cpus, unsigned n,
+    const struct rate *rate)
+{
+	json_t *o = json_object(), *ids = json_array(), *way;
+	unsigned i;
+
+	for (i = 0; i < N_ROWS; i++) {
+		if (peer[i].pid == 0)
+			continue;
+		way = json_object_get(o, rows[i].key);
+		if (way == NULL) {
+			way = figures(&peer[i]);
+			json_object_set_new(o, rows[i].key, way);
+		}
+		json_object_set_new(way, places[rows[i].place],
+		    figures(&peer[i]));
 	}
-	if (!json)
-		printf("%u round trips of each; one client streams %.0f "
-		    "tokens/s (%u tokens in %u events)\n", n, rate->per_s,
-		    rate->tokens, rate->events);
+	for (i = 0; i < cpus->n; i++)
+		json_array_append_new(ids, json_integer(cpus->id[i]));
+	json_object_set_new(o, "cpus", ids);
 	json_object_set_new(o, "round_trips", json_integer(n));
 	json_object_set_new(o, "stream", json_pack("{s:f, s:i, s:i}",
 	    "tokens_per_s", rate->per_s, "tokens", (int)rate->tokens,
 	    "events", (int)rate->events));
-	if (json) {
-		json_dumpf(o, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-		putchar('\n');
-	}
+	json_dumpf(o, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+	putchar('\n');
 	json_decref(o);
+}
+
+static void
+print_table(const struct peer *peer, const struct cpus *cpus, unsigned n,
+    const struct rate *rate)
+{
+	unsigned i;
+
+	printf("%-31s %-10s %8s %8s   %s\n", "round trip, us", "processors",
+	    "p50", "p99", "p50 of a turn");
+	for (i = 0; i < N_ROWS; i++) {
+		const struct peer *p = &peer[i];
+
+		if (p->pid == 0)
+			continue;
+		printf("%-31s %-10s %8.2f %8.2f   %.2f to %.2f\n",
+		    rows[i].text, rows[i].place == ONE_CPU ? "one" : "two",
+		    p->p50[ROUNDS / 2], p->p99[ROUNDS / 2], p->p50[0],
+		    p->p50[ROUNDS - 1]);
+	}
+	printf("%u round trips of each in %u turns, ", n, ROUNDS);
+	if (cpus->n > 1)
+		printf("on processors %d and %d\n", cpus->id[0], cpus->id[1]);
+	else
+		printf("on processor %d: this process may use no other, so "
+		    "the rows for two are left out\n", cpus->id[0]);
+	printf("one client streams %.0f tokens/s (%u tokens in %u events)\n",
+	    rate->per_s, rate->tokens, rate->events);
+}
+
+/* Each row's other side, if there is a processor for it. */
+static int
+start_all(struct peer *peer, const struct cpus *cpus, const char *dir)
+{
+	char path[64];
+	unsigned i;
+	int rc = 0;
+
+	for (i = 0; i < N_ROWS && rc == 0; i++) {
+		if ((unsigned)rows[i].place >= cpus->n)
+			continue;
+		snprintf(path, sizeof path, "%s/%u", dir, i);
+		rc = start(&peer[i], &rows[i], cpus, path);
+		unlink(path);		/* a connection needs no name */
+	}
+	return rc;
 }
 
 static int
 run(const char *dir, unsigned n, unsigned tokens, bool json)
 {
-	struct peer peer[N_WAYS] = { 0 };
-	struct result res[N_WAYS];
-	char path[2][64];
+	struct peer peer[N_ROWS] = { 0 };
 	struct rate rate = { 0 };
-	unsigned w;
-	int rc;
+	struct cpus cpus;
+	unsigned i;
+	int rc = find_cpus(&cpus);
 
-	snprintf(path[0], sizeof path[0], "%s/spin", dir);
-	snprintf(path[1], sizeof path[1], "%s/sleep", dir);
-	rc = start_socket(&peer[SEQPACKET], SOCK_SEQPACKET);
 	if (rc == 0)
-		rc = start_socket(&peer[STREAM_EPOLL], SOCK_STREAM);
+		rc = start_all(peer, &cpus, dir);
 	if (rc == 0)
-		rc = start_ring(&peer[RING_SPIN], path[0], true);
+		rc = measure(peer, n / ROUNDS);
 	if (rc == 0)
-		rc = start_ring(&peer[RING_SLEEP], path[1], false);
-	if (rc == 0)
-		rc = measure(peer, n, res);
-	if (rc == 0)
-		rc = stream(peer[RING_SPIN].d, tokens, &rate);
-	if (rc == 0)
-		print(res, n, &rate, json);
-	else
+		rc = stream(peer[cpus.n > 1 ? ROW_SPIN : ROW_DEFAULT].d,
+		    tokens, &rate);
+	if (rc < 0)
 		fprintf(stderr, "bench ipc: %s: %s\n", strerror(-rc),
 		    dcp_error_text());
-	for (w = 0; w < N_WAYS; w++)
-		stop(&peer[w]);
-	unlink(path[0]);
-	unlink(path[1]);
+	else if (json)
+		print_json(peer, &cpus, n, &rate);
+	else
+		print_table(peer, &cpus, n, &rate);
+	for (i = 0; i < N_ROWS; i++)
+		stop(&peer[i]);
 	return rc < 0 ? 1 : 0;
 }
 
@@ -435,7 +588,7 @@ usage(FILE *f)
 {
 	fputs("usage: bench ipc [-j] [-n ROUND_TRIPS] [-t TOKENS]\n"
 	    "  -j  JSON\n"
-	    "  -n  round trips of each way, 100 to 10000000 (20000)\n"
+	    "  -n  round trips of each way, 100 to 10000000 (22000)\n"
 	    "  -t  tokens to stream, 4000 to 1000000000 (2000000)\n", f);
 	return f == stdout ? 0 : 2;
 }
@@ -456,7 +609,7 @@ int
 bench_ipc_main(int argc, char **argv)
 {
 	char dir[] = "/tmp/dcp-bench-XXXXXX";
-	unsigned n = 20000, tokens = 2000000;
+	unsigned n = 22000, tokens = 2000000;
 	bool json = false;
 	static const struct option longs[] = {
 		{ "json", no_argument, NULL, 'j' },

@@ -16,8 +16,8 @@ tests_unit_t_trace_SOURCES = tests/unit/t_trace.c dcpctl/trace.h \
 	dcpctl/trace_file.c dcpctl/trace_tokens.c
 tests_unit_t_trace_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 TESTS += tests/integration/test_trace.py tests/integration/test_top.py \
-	tests/integration/test_tokenize.py
+	tests/integration/test_tokenize.py tests/integration/test_bench_ipc.py
 EXTRA_DIST += tests/integration/test_trace.py tests/integration/test_top.py \
-	tests/integration/test_tokenize.py
+	tests/integration/test_tokenize.py tests/integration/test_bench_ipc.py
 TESTS += tests/integration/completion.sh
 EXTRA_DIST += tests/integration/completion.sh
