@@ -4,6 +4,7 @@
  * both backends follow the same layouts.
  */
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/rowops.cuh"
 
 struct att_args {
@@ -106,34 +107,74 @@ gather_q(dcpg_peers<bf16> q, uint32_t first, uint32_t D, uint32_t Hr,
 	}
 }
 
-/* Own heads of every row from the group's partials, in rank order. */
-__global__ void
-merge_parts(dcpg_peers<float> po, dcpg_peers<float> pl, uint32_t first,
-    uint32_t D, uint32_t dr, uint32_t Hr, uint32_t c, bf16 *o)
+struct merge_args {
+	dcpg_peers<bf16> po;	/* [rows][D*Hr][c] partial outputs */
+	dcpg_peers<float> pl;	/* [rows][D*Hr] their LSE */
+	uint32_t first, D, dr, Hr, c;
+	bf16 *o;		/* [rows][Hr][c] */
+	struct dcpg_peer peer;
+};
+
+/*
+ * Own heads of every row from the group's partials, in rank order. A thread has
+ * eight columns; what four ranks have of them is under way at once, since most
+ * of it comes from peers' memory.
+ */
+__global__ void __launch_bounds__(256)
+merge_parts(const __grid_constant__ merge_args a)
 {
-	uint32_t i = blockIdx.x, h = blockIdx.y;
-	size_t at = (size_t)i * D * Hr + dr * Hr + h;
-	float m = -INFINITY, den = 0, wt[DCPK_MAX_RANKS];
+	uint32_t i = blockIdx.x, piece = blockIdx.y * 256 + threadIdx.x;
+	uint32_t h = piece / (a.c / 8), col = piece % (a.c / 8) * 8;
+	size_t at = ((size_t)i * a.D + a.dr) * a.Hr + h;
+	float m = -INFINITY, den = 0, v[8] = {};
 
-	for (uint32_t e = 0; e < D; e++) {
-		wt[e] = pl.p[first + e][at];
-		if (!(wt[e] < INFINITY))
-			wt[e] = -INFINITY;	/* NaN and +inf are empty */
-		m = fmaxf(m, wt[e]);
-	}
-	for (uint32_t e = 0; e < D; e++) {
-		wt[e] = m == -INFINITY ? 0 : __expf(wt[e] - m);
-		den += wt[e];
-	}
-	for (uint32_t d = threadIdx.x; d < c; d += blockDim.x) {
-		float v = 0;
+	dcpg::meet_in(a.peer, i == 0 && blockIdx.y == 0);
+	for (uint32_t e0 = 0; h < a.Hr && e0 < a.D; e0 += 4) {
+		float l[4], top = m;
+		uint4 x[4];
 
-		for (uint32_t e = 0; e < D; e++)
-			if (wt[e] > 0)
-				v += wt[e] * po.p[first + e][at * c + d];
-		o[((size_t)i * Hr + h) * c + d] =
-		    __float2bfloat16(den > 0 ? v / den : 0);
+#pragma unroll
+		for (uint32_t e = 0; e < 4; e++) {
+			l[e] = -INFINITY;
+			if (e0 + e >= a.D)
+				continue;
+			l[e] = a.pl.p[a.first + e0 + e][at];
+			x[e] = *(const uint4 *)(a.po.p[a.first + e0 + e] +
+			    at * a.c + col);
+		}
+#pragma unroll
+		for (uint32_t e = 0; e < 4; e++) {
+			if (!(l[e] < INFINITY))
+				l[e] = -INFINITY; /* NaN and +inf are empty */
+			top = fmaxf(top, l[e]);
+		}
+		if (top == -INFINITY)
+			continue;
+		for (uint32_t d = 0; d < 8; d++)
+			v[d] *= __expf(m - top);
+		den *= __expf(m - top);
+		m = top;
+#pragma unroll
+		for (uint32_t e = 0; e < 4; e++) {
+			const bf16 *y = (const bf16 *)&x[e];
+			float w = __expf(l[e] - m);
+
+			if (w == 0)
+				continue;
+			den += w;
+			for (uint32_t d = 0; d < 8; d++)
+				v[d] += w * __bfloat162float(y[d]);
+		}
 	}
+	if (h < a.Hr) {
+		bf16 y[8];
+
+		for (uint32_t d = 0; d < 8; d++)
+			y[d] = __float2bfloat16(den > 0 ? v[d] / den : 0);
+		*(uint4 *)(a.o + ((size_t)i * a.Hr + h) * a.c + col) =
+		    *(const uint4 *)y;
+	}
+	dcpg::meet_out(a.peer, gridDim.x * gridDim.y);
 }
 
 /* a2a: own heads of row i from the rank that attended it, i % D. */
@@ -224,44 +265,75 @@ attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t blocks)
 	return DCPG_LAUNCHED("attend_any");
 }
 
-/* DCPK_COMM_PEER: each rank puts its q where its group reads it, and meets. */
-static int
-push_q(dcpk_ctx *c, uint64_t bytes)
+static uint64_t
+q_bytes(const dcpk_ctx *c)
 {
-	int rc = 0;
-
-	for (uint32_t i = 0; i < c->W; i++) {
-		dcpg_rank *r = &c->r[i];
-		struct dcpg_peer p = dcpg_peer_of(c, r);
-		struct dcpg_push a = {};
-
-		a.from = r->q;
-		a.n = c->D;
-		for (uint32_t e = 0; e < c->D; e++)
-			a.to[e] = (char *)c->r[r->group * c->D + e].qg +
-			    r->dr * bytes;
-		a.rows = c->rows;
-		a.bytes = a.from_step = bytes;
-		a.to_step = c->D * bytes;
-		cudaSetDevice(r->dev);
-		if (dcpg_peer_push(&p, &a, r->st) != 0)
-			rc = dcpg_ok(cudaErrorLaunchFailure, "push of q");
-	}
-	return rc;
+	return (uint64_t)c->Hr * (c->s.model.kv_lora + c->s.model.rope) *
+	    sizeof(bf16);
 }
 
-/* Every rank attends to its own rows with the group's heads; then the merge. */
+/* Does q cross by pushes, or is it fetched after a meeting? */
+bool
+dcpg_pushes_q(const dcpk_ctx *c)
+{
+	return c->D > 1 && !c->gathered && c->s.comm == DCPK_COMM_PEER &&
+	    q_bytes(c) % 16 == 0;
+}
+
+/* A rank puts its q where its group reads it, and meets there (lane 1). */
+int
+dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
+{
+	struct dcpg_peer p = dcpg_peer_of(c, r, 1);
+	struct dcpg_push a = {};
+
+	a.from = r->q;
+	a.n = c->D;
+	a.rows = c->rows;
+	a.bytes = a.from_step = q_bytes(c);
+	a.to_step = c->D * a.bytes;
+	for (uint32_t e = 0; e < c->D; e++)
+		a.to[e] = (char *)c->r[r->group * c->D + e].qg +
+		    r->dr * a.bytes;
+	return dcpg_peer_push(&p, &a, r->st) == 0 ? 0 :
+	    dcpg_ok(cudaErrorLaunchFailure, "push of q");
+}
+
+static int
+merge(dcpk_ctx *c, dcpg_rank *r)
+{
+	merge_args a = {};
+
+	for (uint32_t i = 0; i < c->W; i++)
+		a.po.p[i] = (bf16 *)c->r[i].po;
+	a.pl = DCPG_PEERS(c, float, plse);
+	a.first = r->group * c->D;
+	a.D = c->D;
+	a.dr = r->dr;
+	a.Hr = c->Hr;
+	a.c = c->s.model.kv_lora;
+	a.o = r->o;
+	if (c->s.comm == DCPK_COMM_PEER)
+		a.peer = dcpg_peer_of(c, r, 0);
+	merge_parts<<<dim3(c->rows, (c->Hr * a.c / 8 + 255) / 256), 256, 0,
+	    r->st>>>(a);
+	return DCPG_LAUNCHED("merge_parts");
+}
+
+/*
+ * Every rank attends to its own rows with the group's heads; then the merge.
+ * Partial outputs cross as bf16, what they are rounded to in the end anyway.
+ */
 static int
 from_pools(dcpk_ctx *c, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
 	uint32_t ld = m->kv_lora + m->rope;
-	uint64_t bytes = (uint64_t)c->Hr * ld * sizeof(bf16);
-	bool push = c->s.comm == DCPK_COMM_PEER && bytes % 16 == 0;
+	bool pushed = dcpg_pushes_q(c);
 	int rc = 0;
 
-	if (c->D > 1)	/* q of the group is there */
-		rc |= push ? push_q(c, bytes) : dcpg_meet(c);
+	if (c->D > 1 && !pushed)	/* q of the group is there */
+		rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 		att_args a = {};
@@ -274,29 +346,24 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 		a.heads = c->Hr;
 		a.o16 = r->o;
 		if (c->D > 1) {
-			if (!push)
+			if (!pushed)
 				gather_q<<<c->rows, 256, 0, r->st>>>(
 				    DCPG_PEERS(c, bf16, q), r->group * c->D,
 				    c->D, c->Hr, ld, r->qg);
 			a.q = r->qg;
 			a.heads = c->Hg;
-			a.o16 = NULL;
-			a.o = r->po;
+			a.o16 = (bf16 *)r->po;
 			a.lse = r->plse;
 		}
 		rc |= attend(c, r, &a, c->rows);
 	}
 	if (c->D == 1)
 		return rc;
-	rc |= dcpg_meet(c);
+	if (c->s.comm != DCPK_COMM_PEER)
+		rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
-		dcpg_rank *r = &c->r[i];
-
-		cudaSetDevice(r->dev);
-		merge_parts<<<dim3(c->rows, c->Hr), 128, 0, r->st>>>(
-		    DCPG_PEERS(c, float, po), DCPG_PEERS(c, float, plse),
-		    r->group * c->D, c->D, r->dr, c->Hr, m->kv_lora, r->o);
-		rc |= DCPG_LAUNCHED("merge_parts");
+		cudaSetDevice(c->r[i].dev);
+		rc |= merge(c, &c->r[i]);
 	}
 	return rc;
 }
@@ -414,12 +481,13 @@ dcpg_attend_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 
 	if (c->replay)
 		return 0;
+	rc = dcpg_join(c);
 	if (c->gathered)
-		rc = from_gathered(c, layer);
+		rc |= from_gathered(c, layer);
 	else if (c->prefill && c->s.topo.cp > 1)
-		rc = from_own_pool(c, layer);
+		rc |= from_own_pool(c, layer);
 	else
-		rc = from_pools(c, layer);
+		rc |= from_pools(c, layer);
 	return rc != 0 ? -EIO : 0;
 }
 

@@ -217,7 +217,7 @@ struct query_args {
 	float *iq, *iw;		/* [m][hi][dim], [m][hi] */
 	uint8_t *iq8;		/* the e4m3 codes too, or NULL */
 	uint32_t hi, dim;
-	bool full, interleave, hadamard, fp8;
+	bool interleave, hadamard, fp8;
 };
 
 /* RoPE tail of each head: one block a row, threads over (head, pair). */
@@ -376,9 +376,9 @@ store(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	return DCPG_LAUNCHED("store_rows");
 }
 
-/* q of the heads of this pass, absorbed; index q. */
+/* q of the heads of this pass, absorbed */
 static int
-second_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
 	dcpg_layer *l = &r->layer[layer];
@@ -419,20 +419,69 @@ second_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.r = m->rope;
 	a.c = m->kv_lora;
 	rope_queries<<<r->m, 256, 0, r->st>>>(a);
-	if (m->full[layer]) {
-		rc |= linear(c, r, &l->idx_q_b, r->qr16, r->iq, true, r->m);
-		a.iq = r->iq;
-		a.iw = r->iw;
-		a.iq8 = c->fast_index ? r->iq8 : NULL;
-		a.hi = m->idx_heads;
-		a.dim = m->idx_dim;
-		a.interleave = m->idx_interleave;
-		a.hadamard = m->idx_hadamard;
-		a.fp8 = c->s.idx == DCPK_KV_FP8;
-		index_queries<<<dim3(r->m, m->idx_heads), 128,
-		    a.dim * sizeof(float), r->st>>>(a);
+	return rc | DCPG_LAUNCHED("rope_queries");
+}
+
+static int
+index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	const dcpk_model *m = &c->s.model;
+	query_args a = {};
+	int rc;
+
+	if (r->m == 0 || !m->full[layer])
+		return 0;
+	rc = linear(c, r, &r->layer[layer].idx_q_b, r->qr16, r->iq, true, r->m);
+	a.own = r->own;
+	a.cos = r->cos;
+	a.sin = r->sin;
+	a.r = m->rope;
+	a.iq = r->iq;
+	a.iw = r->iw;
+	a.iq8 = c->fast_index ? r->iq8 : NULL;
+	a.hi = m->idx_heads;
+	a.dim = m->idx_dim;
+	a.interleave = m->idx_interleave;
+	a.hadamard = m->idx_hadamard;
+	a.fp8 = c->s.idx == DCPK_KV_FP8;
+	index_queries<<<dim3(r->m, m->idx_heads), 128, a.dim * sizeof(float),
+	    r->st>>>(a);
+	return rc | DCPG_LAUNCHED("index_queries");
+}
+
+/*
+ * Decode: q on the side stream, its way to the group included. The push waits
+ * for peers, so it is enqueued when all ranks have what is before it: loading
+ * a kernel's code may wait for the device.
+ */
+static int
+queries_aside(dcpk_ctx *c, uint32_t layer)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		rc |= dcpg_fork(r);
+		dcpg_aside(r);
+		rc |= queries(c, r, layer);
+		dcpg_aside(r);
+		rc |= index_query(c, r, layer);
 	}
-	return rc | DCPG_LAUNCHED("queries");
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		if (dcpg_pushes_q(c)) {
+			dcpg_aside(r);
+			rc |= dcpg_push_q(c, r);
+			dcpg_aside(r);
+		}
+		rc |= dcpg_joins(r);
+	}
+	c->forked = true;
+	return rc;
 }
 
 int
@@ -451,7 +500,21 @@ dcpg_attn_in_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= store(c, &c->r[i], layer);
-		rc |= second_half(c, &c->r[i], layer);
+	}
+	/* With events each meeting has all of a rank's work before it. */
+	if (!c->prefill && c->s.model.full[layer] &&
+	    (c->W == 1 || c->s.comm == DCPK_COMM_PEER)) {
+		rc |= queries_aside(c, layer);
+		return rc != 0 ? -EIO : 0;
+	}
+	for (uint32_t i = 0; i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= queries(c, &c->r[i], layer);
+		rc |= index_query(c, &c->r[i], layer);
+	}
+	for (uint32_t i = 0; dcpg_pushes_q(c) && i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_push_q(c, &c->r[i]);
 	}
 	return rc != 0 ? -EIO : 0;
 }

@@ -43,12 +43,12 @@ dcpg_ok(cudaError_t e, const char *what)
 }
 
 struct dcpg_peer
-dcpg_peer_of(dcpk_ctx *c, dcpg_rank *r)
+dcpg_peer_of(dcpk_ctx *c, dcpg_rank *r, uint32_t lane)
 {
 	struct dcpg_peer p = {};
 
 	for (uint32_t i = 0; i < c->W; i++)
-		p.flags[i] = c->r[i].flags;
+		p.flags[i] = c->r[i].flags + lane * dcpg_peer_words(c->W);
 	p.world = c->W;
 	p.self = r->id;
 	p.limit_ns = PEER_LIMIT_NS;
@@ -63,7 +63,7 @@ meet_peers(dcpk_ctx *c)
 	int rc = 0;
 
 	for (uint32_t i = 0; i < c->W; i++) {
-		struct dcpg_peer p = dcpg_peer_of(c, &c->r[i]);
+		struct dcpg_peer p = dcpg_peer_of(c, &c->r[i], 0);
 
 		cudaSetDevice(c->r[i].dev);
 		if (dcpg_peer_meet(&p, c->r[i].st) != 0)
@@ -93,6 +93,46 @@ dcpg_meet(dcpk_ctx *c)
 				rc |= dcpg_ok(cudaStreamWaitEvent(c->r[i].st,
 				    c->r[o].met, 0), "wait");
 	}
+	return rc;
+}
+
+/* --- the side stream ----------------------------------------------------- */
+
+int
+dcpg_fork(dcpg_rank *r)
+{
+	int rc = dcpg_ok(cudaEventRecord(r->forked, r->st), "fork");
+
+	return rc | dcpg_ok(cudaStreamWaitEvent(r->side, r->forked, 0),
+	    "fork");
+}
+
+void
+dcpg_aside(dcpg_rank *r)
+{
+	std::swap(r->st, r->side);
+	std::swap(r->lt_ws, r->side_ws);
+	std::swap(r->x8, r->side_x8);
+	std::swap(r->x8_scale, r->side_x8_scale);
+}
+
+int
+dcpg_joins(dcpg_rank *r)
+{
+	return dcpg_ok(cudaEventRecord(r->joined, r->side), "join");
+}
+
+int
+dcpg_join(dcpk_ctx *c)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; c->forked && i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_ok(cudaStreamWaitEvent(c->r[i].st,
+		    c->r[i].joined, 0), "join");
+	}
+	c->forked = false;
 	return rc;
 }
 
@@ -225,14 +265,12 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->iq8 = TAKE(M * m->idx_heads * 128, uint8_t);
 		r->table_at = TAKE(n, uint32_t);
 		r->shard_n = TAKE(n, uint32_t);
+		r->row_n = TAKE(n, uint32_t);
 		r->hist = TAKE(n * DCPG_BINS, uint32_t);
-		r->overflow = TAKE(1, uint32_t);
 		if (c->D > 1) {
-			r->hist_sum = TAKE(n * DCPG_BINS, uint32_t);
 			r->offer = TAKE(n * DCPG_OFFER_CAP, uint64_t);
 			r->offer_n = TAKE(n, uint32_t);
-			r->offers = TAKE(n * c->D * DCPG_OFFER_CAP, uint64_t);
-			r->offers_n = TAKE(n * c->D, uint32_t);
+			r->edge = TAKE(n * 4, uint32_t);
 		}
 	}
 	r->lse_unused = TAKE(M * c->Hp, float);
@@ -243,7 +281,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->keep_n = TAKE(m->layers * M, uint32_t);
 	}
 	if (c->s.comm == DCPK_COMM_PEER)
-		r->flags = TAKE(dcpg_peer_words(c->W), uint32_t);
+		r->flags = TAKE(2 * dcpg_peer_words(c->W), uint32_t);
 	if (c->D > 1) {
 		r->qg = TAKE(M * c->Hg * cr, bf16);
 		r->po = TAKE(M * c->Hg * m->kv_lora, float);
@@ -266,6 +304,8 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 
 		r->x8 = TAKE(M * k, uint8_t);
 		r->x8_scale = TAKE(M * (k / 128), float);
+		r->side_x8 = TAKE(M * k, uint8_t);
+		r->side_x8_scale = TAKE(M * (k / 128), float);
 	}
 	r->cos = TAKE(M * m->rope / 2, float);
 	r->sin = TAKE(M * m->rope / 2, float);
@@ -285,6 +325,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	if (c->s.topo.cp > 1)
 		r->own_mem = TAKE(3 * M, uint32_t);
 	r->lt_ws = TAKE(LT_WS, char);
+	r->side_ws = TAKE(LT_WS, char);
 	if (id != 0)
 		return at;
 	c->cap_top = (uint32_t)std::min<size_t>(M * V, 1u << 22);
@@ -453,6 +494,8 @@ cuda_close(dcpk_ctx *c)
 		dcpg_rank *r = &c->r[i];
 
 		cudaSetDevice(r->dev);
+		if (r->side != NULL)
+			cudaStreamSynchronize(r->side);
 		if (r->st != NULL)
 			cudaStreamSynchronize(r->st);
 	}
@@ -476,6 +519,12 @@ cuda_close(dcpk_ctx *c)
 			cudaEventDestroy(r->met);
 		if (r->end != NULL)
 			cudaEventDestroy(r->end);
+		if (r->forked != NULL)
+			cudaEventDestroy(r->forked);
+		if (r->joined != NULL)
+			cudaEventDestroy(r->joined);
+		if (r->side != NULL)
+			cudaStreamDestroy(r->side);
 		if (r->st != NULL)
 			cudaStreamDestroy(r->st);
 	}
@@ -490,6 +539,20 @@ cuda_close(dcpk_ctx *c)
 }
 
 extern "C" void dcpg_kernel_limits(void);
+
+static bool
+stream(cudaStream_t *st)
+{
+	return cudaStreamCreateWithFlags(st, cudaStreamNonBlocking) ==
+	    cudaSuccess;
+}
+
+static bool
+event(cudaEvent_t *e)
+{
+	return cudaEventCreateWithFlags(e, cudaEventDisableTiming) ==
+	    cudaSuccess;
+}
 
 static int
 open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
@@ -525,11 +588,9 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	c->got[i].rows = rows_bytes(c);
 	c->got[i].index = keys_bytes(c) + scales_bytes(c);
 	c->got[i].workspace = bytes;
-	if (cudaStreamCreateWithFlags(&r->st, cudaStreamNonBlocking) !=
-	    cudaSuccess || cudaEventCreateWithFlags(&r->met,
-	    cudaEventDisableTiming) != cudaSuccess ||
-	    cudaEventCreateWithFlags(&r->end, cudaEventDisableTiming) !=
-	    cudaSuccess || cublasLtCreate(&r->lt) != CUBLAS_STATUS_SUCCESS)
+	if (!stream(&r->st) || !stream(&r->side) || !event(&r->met) ||
+	    !event(&r->end) || !event(&r->forked) || !event(&r->joined) ||
+	    cublasLtCreate(&r->lt) != CUBLAS_STATUS_SUCCESS)
 		return fail(err, -EIO, "cuda: rank %u on GPU %d: no stream or "
 		    "cuBLASLt handle: %s", i, r->dev,
 		    cudaGetErrorString(cudaGetLastError()));
@@ -696,9 +757,8 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 	c->longest = 0;
 	for (uint32_t i = 0; i < p->n_rows; i++)
 		c->longest = std::max(c->longest, DCPK_ROWS(p)[i].pos + 1);
-	/* select.cu takes up to 128k keys of one rank */
 	c->fast_index = !c->prefill && can_fast_index(&c->s) &&
-	    dcpk_shard_len(c->longest, 0, c->D) <= 131072;
+	    dcpk_shard_len(c->longest, 0, c->D) <= DCPG_MAX_SHARD;
 	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
 	    c->s.model.rope == DCPG_ROPE;
 	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 : shard(c);

@@ -110,46 +110,10 @@ struct dcpg_index_score {
 	uint32_t page_rows;	/* P = 64 / D */
 	bool even;		/* max_len is a bound, as in a graph: blocks
 				   share a row's len[i] evenly instead */
+	uint32_t *clear;	/* [rows] set to zero, or NULL */
 };
 
 int dcpg_index_score(const struct dcpg_index_score *, void *stream);
-
-/* --- indexer: selection (select.cu) -------------------------------------- */
-
-#define DCPG_MAX_K 8192u
-
-/*
- * The rows of the k best scores, by (score desc, position asc); -0 equals +0,
- * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
- * list is ascending in j and holds pool rows. D = 1: hist is this rank's own;
- * D > 1: hist is the sum over ranks, `offers` brings their boundary keys.
- */
-struct dcpg_select {
-	const float *score;	/* [rows][stride] */
-	const uint32_t *hist;	/* [rows][DCPG_BINS], over all ranks */
-	const uint32_t *table, *table_at, *len;	/* as for the scores */
-	uint32_t *list;		/* [rows][list_stride] */
-	uint32_t *count;	/* [rows] */
-	uint32_t rows, stride, max_len, list_stride, page_rows;
-	uint32_t k, rank, ranks;
-	/* D > 1: [ranks][rows][cap] candidates and [ranks][rows] counts, as
-	 * dcpg_select_offer wrote them on each rank; a count above cap sets
-	 * *overflow and the row's list is not to be used. */
-	const uint64_t *offers;
-	const uint32_t *offered;
-	uint32_t cap;
-	uint32_t *overflow;
-	uint32_t *clear;	/* set to zero when read, for the next scores:
-				   the histogram to which they add, or NULL */
-};
-
-int dcpg_select(const struct dcpg_select *, void *stream);
-
-/* Of one rank: the composite keys of its scores in the boundary bin, in any
- * order, to offers[rank], their number to offered[rank] (zeroed before). None
- * when the bin holds just what is still needed. */
-int dcpg_select_offer(const struct dcpg_select *, uint64_t *offers,
-    uint32_t *offered, void *stream);
 
 /* --- ranks that meet (peer.cu) ------------------------------------------- */
 
@@ -191,6 +155,45 @@ struct dcpg_push {
 
 int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
     void *stream);
+
+/* --- indexer: selection (select.cu) -------------------------------------- */
+
+#define DCPG_MAX_K 8192u
+#define DCPG_MAX_SHARD (8u * 262144u)	/* most keys of a row on one rank */
+
+/*
+ * The rows of the k best scores, by (score desc, position asc); -0 equals +0,
+ * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
+ * list is ascending in j and holds pool rows.
+ *
+ * D > 1: two calls, before each of which the ranks meet: by events, or inside
+ * (`peer`). dcpg_select_offer sums the ranks' histograms and puts this rank's
+ * keys of the boundary bin where the others find them; dcpg_select takes those
+ * of all ranks, and where some rank had more than an offer holds, its scores.
+ */
+struct dcpg_select {
+	const float *score;	/* [rows][stride] */
+	const uint32_t *hist;	/* D = 1: [rows][DCPG_BINS] */
+	const uint32_t *table, *table_at, *len;	/* as for the scores */
+	uint32_t *list;		/* [rows][list_stride] */
+	uint32_t *count;	/* [rows] */
+	uint32_t rows, stride, max_len, list_stride, page_rows;
+	uint32_t k, rank, ranks;
+	uint32_t *clear;	/* set to zero when read, for the next scores:
+				   the histogram to which they add, or NULL */
+	/* D > 1; arrays by rank of the group, in that rank's memory */
+	uint32_t *edge;		/* [rows][4]: from the first call to the second */
+	uint32_t cap;		/* keys that an offer holds */
+	const uint32_t *total;	/* [rows]: keys of all ranks together */
+	const uint32_t *hists[DCPK_MAX_RANKS];	/* [rows][DCPG_BINS] */
+	const float *scores[DCPK_MAX_RANKS];	/* [rows][stride] */
+	uint64_t *offers[DCPK_MAX_RANKS];	/* [rows][cap] */
+	uint32_t *offered[DCPK_MAX_RANKS];	/* [rows], zeroed before */
+	struct dcpg_peer peer;	/* world 0: they have met */
+};
+
+int dcpg_select(const struct dcpg_select *, void *stream);
+int dcpg_select_offer(const struct dcpg_select *, void *stream);
 
 #ifdef __cplusplus
 }

@@ -53,11 +53,12 @@ struct dcpg_layer {		/* of one rank */
 
 struct dcpg_rank {
 	int dev;
-	cudaStream_t st;
+	cudaStream_t st, side;	/* side: q beside the index, dcpg_fork */
+	cudaEvent_t forked, joined;
 	cudaEvent_t met;	/* what it had enqueued at the last meeting */
 	cudaEvent_t end;	/* of the step */
 	cublasLtHandle_t lt;
-	void *lt_ws;
+	void *lt_ws, *side_ws;
 	uint32_t id, tp, cp, group, dr;	/* dr: rank inside its DCP group */
 
 	dcpg_layer *layer;
@@ -78,7 +79,7 @@ struct dcpg_rank {
 	bf16 *qr16;		/* [m][q_lora] normed */
 	bf16 *qh;		/* [m][h][n+r] */
 	bf16 *q;		/* [m][h][c+r] absorbed, roped */
-	uint32_t *flags;	/* DCPK_COMM_PEER: peer.cu's words */
+	uint32_t *flags;	/* DCPK_COMM_PEER: peer.cu's words, two lanes */
 	bf16 *qg;		/* [M][Hg][c+r] gathered over the group */
 	float *iq;		/* [M][idx_heads][idx_dim] */
 	float *iwf;		/* [M][idx_heads] with every factor */
@@ -89,9 +90,10 @@ struct dcpg_rank {
 	/* the fast selection of decode (fast_index) */
 	uint8_t *iq8;		/* [rows][idx_heads][128] e4m3 */
 	uint32_t *table_at, *shard_n;	/* [rows]: page table, local keys */
-	uint32_t *hist, *hist_sum;	/* [rows][DCPG_BINS] own, of the group */
-	uint64_t *offer, *offers;	/* [rows][cap] own; [D][rows][cap] */
-	uint32_t *offer_n, *offers_n, *overflow;
+	uint32_t *row_n;		/* [rows]: keys on all ranks */
+	uint32_t *hist;			/* [rows][DCPG_BINS], own; 0 between uses */
+	uint64_t *offer;		/* [rows][cap] own boundary keys */
+	uint32_t *offer_n, *edge;	/* [rows], [rows][4] */
 	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers */
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
@@ -104,6 +106,8 @@ struct dcpg_rank {
 	bf16 *a16;
 	uint8_t *x8;		/* DCPK_FP8_WEIGHTS: activations, e4m3 */
 	float *x8_scale;	/* [k / 128][m, to a multiple of 4] */
+	uint8_t *side_x8;	/* the same, of the side stream */
+	float *side_x8_scale;
 	float *cos, *sin;	/* [M][rope/2] */
 	uint32_t *eid;		/* [M*K] */
 	float *ew;		/* [M*K] */
@@ -150,6 +154,7 @@ struct dcpk_ctx {
 	char *plan_pinned;
 	size_t plan_cap;
 	bool prefill, gathered, fast_index, fast_attend;
+	bool forked;	/* q of this layer is made beside its index */
 	uint32_t rows, n_top, gather_layer, longest;
 	dcpk_logprob *out_pinned, *top_pinned;
 	uint32_t *top_at;	/* pinned, [samples] */
@@ -184,8 +189,19 @@ template <typename T> struct dcpg_peers {
 int dcpg_ok(cudaError_t e, const char *what);	/* 0 or -EIO, logged */
 /* Every rank's stream waits for what all ranks have enqueued so far. */
 int dcpg_meet(dcpk_ctx *c);
-/* A rank's side of a meeting by flags in peer memory. */
-struct dcpg_peer dcpg_peer_of(dcpk_ctx *, dcpg_rank *);
+/* A rank's side of a meeting by flags in peer memory. Lane 0 is met on the main
+ * stream, lane 1 on the side stream: each in an order of its own. */
+struct dcpg_peer dcpg_peer_of(dcpk_ctx *, dcpg_rank *, uint32_t lane);
+/*
+ * Decode makes q beside the index and its selection, which need nothing of each
+ * other: dcpg_fork lets the side stream begin after what the main one has,
+ * dcpg_aside exchanges the two (r->st and what products need), dcpg_joins ends
+ * the side's work, and dcpg_join lets the main streams wait for it.
+ */
+int dcpg_fork(dcpg_rank *);
+void dcpg_aside(dcpg_rank *);
+int dcpg_joins(dcpg_rank *);
+int dcpg_join(dcpk_ctx *);
 
 /* nccl.cu */
 int dcpg_nccl_open(dcpk_ctx *, dcpk_err *);
@@ -220,6 +236,9 @@ struct dcpg_prod {
 int dcpg_product(dcpg_rank *r, const dcpg_prod *p);
 void dcpg_product_forget(void);
 
+/* attend_op.cu: q to the group's ranks in decode */
+bool dcpg_pushes_q(const dcpk_ctx *);
+int dcpg_push_q(dcpk_ctx *, dcpg_rank *);
 /* attend_op.cu: all-reduce of attention or FFN partials into x */
 int dcpg_sum(dcpk_ctx *, bool attention);
 

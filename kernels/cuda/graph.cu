@@ -194,7 +194,7 @@ dcpg_graph_plan(dcpk_ctx *c, const dcpk_plan *p)
 static uint32_t
 round_up(dcpk_ctx *c)
 {
-	uint64_t b = 8192, fast = 131072ull * c->D;
+	uint64_t b = 8192, fast = (uint64_t)DCPG_MAX_SHARD * c->D;
 
 	while (b < c->longest)
 		b *= 4;

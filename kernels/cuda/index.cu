@@ -304,6 +304,8 @@ score_kernel(const struct dcpg_index_score g, uint32_t run)
 	launch_wait();
 	launch_next();
 	end = g.len[row];
+	if (g.clear != NULL && blockIdx.x == 0 && threadIdx.x == 0)
+		g.clear[row] = 0;
 	if (g.even)
 		run = ((end + gridDim.x - 1) / gridDim.x + TILE - 1) / TILE *
 		    TILE;

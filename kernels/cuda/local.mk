@@ -2,11 +2,12 @@
 # Host code is compiled by nvcc, so it has flags of its own.
 EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
-	kernels/cuda/attend.cuh kernels/cuda/build.sh \
+	kernels/cuda/attend.cuh kernels/cuda/peer.cuh kernels/cuda/build.sh \
 	tests/gpu/gpu_test.h tests/gpu/kernel_test.cu \
 	tests/gpu/kernel_bench.cu tests/gpu/torch_check.py tests/gpu/run.sh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \
-	tests/gpu/price.py tests/gpu/failstop.py tests/gpu/README
+	tests/gpu/price.py tests/gpu/failstop.py tests/gpu/where.py \
+	tests/gpu/trace.cc tests/gpu/README
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/product.cu kernels/cuda/attn_in.cu \
 	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \
@@ -31,7 +32,8 @@ SUFFIXES = .cu
 	    $(NVCC) $(NVCC_FLAGS) -I$(top_srcdir) -c $< -o $@
 $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
-	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh
+	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
+	kernels/cuda/peer.cuh
 
 # The loader shares the CPU's dequantisation.
 kernels/cuda/dequant.o: kernels/cpu/dequant.c kernels/cpu/prim.h

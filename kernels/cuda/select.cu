@@ -20,13 +20,14 @@
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/digit.cuh"
+#include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace dcpg {
 namespace {
 
 constexpr uint32_t THREADS = 512, WARPS = THREADS / 32;
-constexpr uint32_t RUN = 262144;	/* most keys of a block: their bits */
+constexpr uint32_t RUN = DCPG_MAX_SHARD / 8;	/* most keys of a block */
 constexpr uint32_t KEPT = DCPG_MAX_K / 2;	/* boundary keys kept there */
 
 struct Scan {
@@ -42,6 +43,7 @@ struct Shared {
 	};
 	uint32_t hist[2][DCPG_BINS];
 	uint32_t edges;			/* found, maybe more than KEPT */
+	uint32_t offered[DCPK_MAX_RANKS];
 	uint32_t total[8];		/* winners of every block */
 	uint64_t meet;
 	Scan scan;
@@ -105,12 +107,12 @@ block_sum(uint32_t x, uint32_t *warp)
 /*
  * The bin where the counts, summed from the highest bin down, reach need; how
  * many of it are needed and how many it holds. False if all bins hold fewer.
+ * x: the counts of this thread's four bins, see my_bins().
  */
 __device__ inline bool
-find_bin(Scan &s, const uint32_t *hist, uint32_t need)
+find_bin(Scan &s, uint4 x, uint32_t need)
 {
-	uint32_t first = DCPG_BINS - 4 - 4 * threadIdx.x;	/* of my four */
-	uint4 x = *(const uint4 *)(hist + first);
+	uint32_t first = DCPG_BINS - 4 - 4 * threadIdx.x;
 	uint32_t n[4] = { x.w, x.z, x.y, x.x }, mine = x.x + x.y + x.z + x.w;
 	uint32_t sum;
 
@@ -134,13 +136,19 @@ find_bin(Scan &s, const uint32_t *hist, uint32_t need)
 	return s.in_bin != 0;
 }
 
+__device__ inline uint4
+my_bins(const uint32_t *hist)
+{
+	return *(const uint4 *)(hist + DCPG_BINS - 4 - 4 * threadIdx.x);
+}
+
 /* The boundary as far as the first digit tells. Fewer than k keys: all win. */
 __device__ inline Edge
-first_edge(Scan &s, const uint32_t *hist, uint32_t k)
+first_edge(Scan &s, uint4 bins, uint32_t k)
 {
 	Edge e = { 0, 0, 0, 0, 0 };
 
-	if (find_bin(s, hist, k)) {
+	if (find_bin(s, bins, k)) {
 		e.need = s.need;
 		e.in_bin = s.in_bin;
 		e.lo = digit_first_key(s.bin);
@@ -226,26 +234,71 @@ count_key(uint64_t c, uint64_t lo, uint64_t hi, uint32_t shift, uint32_t hist,
 		    "[%0], 1;" :: "r"(cluster_map(at, r)) : "memory");
 }
 
-/* Count this block's part of the boundary keys: its own, or of all ranks'. */
+/*
+ * D > 1: this block's share of the keys that the ranks offered, to s.edge. False
+ * where a rank had more than its offer holds, or all have more than fit here;
+ * every block of the cluster sees the same numbers.
+ */
+__device__ inline bool
+take_offers(Shared &s, const struct dcpg_select &g)
+{
+	uint32_t row = blockIdx.y, all = 0;
+	bool fits = true;
+
+	if (threadIdx.x < g.ranks)
+		s.offered[threadIdx.x] = g.offered[threadIdx.x][row];
+	__syncthreads();
+	for (uint32_t r = 0; r < g.ranks; r++) {
+		all += s.offered[r];
+		fits = fits && s.offered[r] <= g.cap;
+	}
+	if (!fits || all > KEPT * gridDim.x)
+		return false;
+	for (uint32_t n = threadIdx.x;; n += THREADS) {
+		uint32_t i = blockIdx.x + n * gridDim.x, r = 0;
+
+		if (i >= all)
+			break;
+		while (i >= s.offered[r])
+			i -= s.offered[r++];
+		s.edge[n] = g.offers[r][(size_t)row * g.cap + i];
+	}
+	if (threadIdx.x == 0)
+		s.edges = (all + gridDim.x - 1 - blockIdx.x) / gridDim.x;
+	__syncthreads();
+	return true;
+}
+
+/* Count the scores of all ranks that lie in [lo, hi]. */
 __device__ inline void
-count_keys(Shared &s, const struct dcpg_select &g, const Run &run,
+count_scores(const struct dcpg_select &g, uint64_t lo, uint64_t hi,
+    uint32_t shift, uint32_t hist)
+{
+	uint32_t row = blockIdx.y, blocks = gridDim.x, total = g.total[row];
+
+	for (uint32_t r = 0; r < g.ranks; r++) {
+		const float *score = g.scores[r] + (size_t)row * g.stride;
+		uint32_t n = total / g.ranks + (r < total % g.ranks);
+
+		for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < n;
+		    i += blocks * THREADS)
+			count_key(composite(score_key(score[i]), i * g.ranks +
+			    r), lo, hi, shift, hist, blocks);
+	}
+}
+
+/* Count this block's part of the boundary keys. kept: they are in s.edge. */
+__device__ inline void
+count_keys(Shared &s, const struct dcpg_select &g, const Run &run, bool kept,
     uint64_t lo, uint64_t hi, uint32_t shift, uint32_t *hist)
 {
-	uint32_t h = smem_addr(hist), blocks = gridDim.x, row = blockIdx.y;
+	uint32_t h = smem_addr(hist), blocks = gridDim.x;
 
-	if (g.ranks > 1) {
-		for (uint32_t r = 0; r < g.ranks; r++) {
-			size_t at = (size_t)r * g.rows + row;
-			uint32_t n = g.offered[at];
-
-			for (uint32_t i = blockIdx.x * THREADS + threadIdx.x;
-			    i < n; i += blocks * THREADS)
-				count_key(g.offers[at * g.cap + i], lo, hi,
-				    shift, h, blocks);
-		}
-	} else if (s.edges <= KEPT) {
+	if (kept) {
 		for (uint32_t i = threadIdx.x; i < s.edges; i += THREADS)
 			count_key(s.edge[i], lo, hi, shift, h, blocks);
+	} else if (g.ranks > 1) {
+		count_scores(g, lo, hi, shift, h);
 	} else {
 		for (uint32_t i = threadIdx.x; i < run.n; i += THREADS)
 			count_key(composite(score_key(run.score[i]),
@@ -260,15 +313,16 @@ narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e,
 {
 	uint32_t need = e.need;
 	uint64_t lo = (uint64_t)e.lo << 32, hi = ((uint64_t)e.hi << 32) - 1;
+	bool kept = g.ranks > 1 ? take_offers(s, g) : s.edges <= KEPT;
 
 	for (uint32_t round = 0;; round++) {
 		uint32_t *hist = s.hist[round % 2];
 		uint32_t bits = 64 - __clzll((long long)(hi - lo));
 		uint32_t shift = bits > 11 ? bits - 11 : 0;
 
-		count_keys(s, g, run, lo, hi, shift, hist);
+		count_keys(s, g, run, kept, lo, hi, shift, hist);
 		meet(s, phase);
-		find_bin(s.scan, hist, need);
+		find_bin(s.scan, my_bins(hist), need);
 		need = s.scan.need;
 		lo += (uint64_t)s.scan.bin << shift;
 		if (hi - lo >= 1ull << shift)
@@ -353,24 +407,18 @@ emit(Shared &s, const struct dcpg_select &g, const Run &run, uint32_t phase)
 			g.clear[(size_t)row * DCPG_BINS + i] = 0;
 }
 
-/* Some rank had more boundary keys than an offer holds. */
-__device__ inline bool
-overflowed(const struct dcpg_select &g)
+/* The boundary that the offers were made for. */
+__device__ inline Edge
+offered_edge(const struct dcpg_select &g, uint32_t row)
 {
-	bool bad = false;
+	uint4 x = ((const uint4 *)g.edge)[row];
 
-	for (uint32_t r = 0; g.ranks > 1 && r < g.ranks; r++)
-		bad |= g.offered[(size_t)r * g.rows + blockIdx.y] > g.cap;
-	if (bad && threadIdx.x == 0 && blockIdx.x == 0) {
-		*g.overflow = 1;
-		g.count[blockIdx.y] = 0;
-	}
-	return bad;
+	return (Edge){ x.x, x.y, x.z, x.w, 0 };
 }
 
 /* grid: (blocks of a cluster, rows). */
 __global__ void __launch_bounds__(THREADS, 2)
-select_kernel(const struct dcpg_select g)
+select_kernel(const __grid_constant__ struct dcpg_select g)
 {
 	extern __shared__ __align__(16) uint8_t mem[];
 	Shared &s = *(Shared *)mem;
@@ -394,40 +442,62 @@ select_kernel(const struct dcpg_select g)
 	run.first = min(len, blockIdx.x * per);
 	run.n = min(len, run.first + per) - run.first;
 	run.score = g.score + (size_t)row * g.stride + run.first;
-	if (overflowed(g))
-		return;
-	e = first_edge(s.scan, g.hist + (size_t)row * DCPG_BINS, g.k);
+	e = g.ranks > 1 ? offered_edge(g, row) : first_edge(s.scan,
+	    my_bins(g.hist + (size_t)row * DCPG_BINS), g.k);
 	collect(s, g, run, e);
+	meet_in(g.peer, row == 0 && blockIdx.x == 0);
 	if (e.need < e.in_bin) {
 		narrow(s, g, run, e, phase);
 		mark(s, g, run, e);
 	}
 	emit(s, g, run, phase);
+	meet_out(g.peer, gridDim.x * gridDim.y);
+}
+
+/* The group's histogram of a row, this thread's four bins of it. */
+__device__ inline uint4
+group_bins(const struct dcpg_select &g, uint32_t row)
+{
+	uint4 sum = { 0, 0, 0, 0 };
+
+	for (uint32_t r = 0; r < g.ranks; r++) {
+		uint4 x = my_bins(g.hists[r] + (size_t)row * DCPG_BINS);
+
+		sum.x += x.x;
+		sum.y += x.y;
+		sum.z += x.z;
+		sum.w += x.w;
+	}
+	return sum;
 }
 
 /* grid: (runs, rows). */
 __global__ void __launch_bounds__(THREADS, 2)
-offer_kernel(const struct dcpg_select g, uint64_t *offers, uint32_t *offered)
+offer_kernel(const __grid_constant__ struct dcpg_select g)
 {
 	__shared__ Scan s;
-	uint32_t row = blockIdx.y, len = g.len[row];
-	size_t slot = (size_t)g.rank * g.rows + row;
-	Edge e = first_edge(s, g.hist + (size_t)row * DCPG_BINS, g.k);
+	uint32_t row = blockIdx.y, len = g.len[row], at;
+	uint64_t *offer = g.offers[g.rank] + (size_t)row * g.cap;
+	Edge e;
 
+	meet_in(g.peer, row == 0 && blockIdx.x == 0);
+	e = first_edge(s, group_bins(g, row), g.k);
+	if (blockIdx.x == 0 && threadIdx.x == 0)
+		((uint4 *)g.edge)[row] = make_uint4(e.need, e.in_bin, e.lo,
+		    e.hi);
 	if (e.need == e.in_bin)
-		return;
+		len = 0;
 	for (uint32_t j = blockIdx.x * THREADS + threadIdx.x; j < len;
 	    j += gridDim.x * THREADS) {
-		float x = g.score[(size_t)row * g.stride + j];
-		uint32_t at;
+		uint32_t key = score_key(g.score[(size_t)row * g.stride + j]);
 
-		if (score_key(x) < e.lo || score_key(x) >= e.hi)
+		if (key < e.lo || key >= e.hi)
 			continue;
-		at = atomicAdd(&offered[slot], 1);
+		at = atomicAdd(&g.offered[g.rank][row], 1);
 		if (at < g.cap)
-			offers[slot * g.cap + at] = composite(score_key(x),
-			    j * g.ranks + g.rank);
+			offer[at] = composite(key, j * g.ranks + g.rank);
 	}
+	meet_out(g.peer, gridDim.x * gridDim.y);
 }
 
 bool
@@ -437,9 +507,10 @@ valid(const struct dcpg_select *a)
 	    a->k <= DCPG_MAX_K &&
 	    a->k <= a->list_stride && a->max_len > 0 &&
 	    a->max_len <= a->stride && a->stride % 4 == 0 &&
-	    a->max_len <= 8 * RUN &&
+	    a->max_len <= DCPG_MAX_SHARD &&
 	    a->page_rows > 0 && 64 % a->page_rows == 0 && a->ranks > 0 &&
-	    a->rank < a->ranks;
+	    a->rank < a->ranks && (a->ranks == 1 || (a->edge != NULL &&
+	    a->total != NULL && a->ranks <= DCPK_MAX_RANKS));
 }
 
 }	/* namespace */
@@ -463,8 +534,7 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 	cudaLaunchConfig_t cfg = {};
 	uint32_t blocks = 8;
 
-	if (!valid(a) || (a->ranks > 1 && (a->offers == NULL ||
-	    a->offered == NULL || a->overflow == NULL)))
+	if (!valid(a))
 		return -EINVAL;
 	/* One wave where possible, two blocks an SM: an H200 has room for 30,
 	 * 60, 132 clusters of 8, 4, 2. No block with less than 1024 keys. */
@@ -489,16 +559,16 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 }
 
 extern "C" int
-dcpg_select_offer(const struct dcpg_select *a, uint64_t *offers,
-    uint32_t *offered, void *stream)
+dcpg_select_offer(const struct dcpg_select *a, void *stream)
 {
-	uint32_t runs;
+	uint32_t runs, most;
 
-	if (!valid(a))
+	if (!valid(a) || a->ranks == 1)
 		return -EINVAL;
+	/* Every block reads the peers' histograms: no more than two an SM. */
 	runs = (a->max_len + 4 * THREADS - 1) / (4 * THREADS);
-	runs = runs > 64 ? 64 : runs;
-	offer_kernel<<<dim3(runs, a->rows), THREADS, 0,
-	    (cudaStream_t)stream>>>(*a, offers, offered);
+	most = a->rows < 264 ? 264 / a->rows : 1;
+	offer_kernel<<<dim3(runs < most ? runs : most, a->rows), THREADS, 0,
+	    (cudaStream_t)stream>>>(*a);
 	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 }

@@ -126,7 +126,6 @@ struct pick_args {
 	uint32_t first, shards;	/* ranks first.. ; 1 when gathered */
 	uint32_t dr;
 	uint32_t *list, *count, *keep, *keep_n;
-	const uint32_t *only_if;	/* work only where *only_if is set */
 };
 
 /*
@@ -142,8 +141,7 @@ pick_rows(pick_args a)
 	uint32_t i, j, len, D = a.shards, need = s.k;
 	uint64_t prefix = 0, mask = 0;
 
-	if ((a.only_if && *a.only_if == 0) ||
-	    !row_of(s, blockIdx.x, &i, &j))
+	if (!row_of(s, blockIdx.x, &i, &j))
 		return;
 	dcpk_row row = s.row[i];
 	const uint32_t *table = s.pages + s.req[row.req].page0;
@@ -379,7 +377,7 @@ score_smem(const score_args *a)
 
 /* Every rank of the group finds the same threshold in the group's scores. */
 static int
-pick_all(dcpk_ctx *c, uint32_t layer, bool overflowed)
+pick_all(dcpk_ctx *c, uint32_t layer)
 {
 	int rc = 0;
 
@@ -398,7 +396,6 @@ pick_all(dcpk_ctx *c, uint32_t layer, bool overflowed)
 		p.count = r->count;
 		p.keep = r->keep ? r->keep + at * p.s.k : NULL;
 		p.keep_n = r->keep ? r->keep_n + at : NULL;
-		p.only_if = overflowed ? r->overflow : NULL;
 		pick_rows<<<c->rows, 512, 0, r->st>>>(p);
 		rc |= DCPG_LAUNCHED("pick_rows");
 	}
@@ -423,15 +420,15 @@ decode(dcpk_ctx *c, uint32_t layer)
 	}
 	if (c->D > 1)
 		rc |= dcpg_meet(c);
-	return rc | pick_all(c, layer, false);
+	return rc | pick_all(c, layer);
 }
 
 /* --- decode with fp8 keys of 128: index.cu and select.cu ---------------- */
 
-/* Where each row's pages are, and how many of its keys this rank has. */
+/* Where each row's pages are, how many keys it has, how many on this rank. */
 __global__ void
 row_shards(const dcpk_row *row, const dcpk_req *req, uint32_t rows, uint32_t D,
-    uint32_t dr, uint32_t *table_at, uint32_t *n)
+    uint32_t dr, uint32_t *table_at, uint32_t *n, uint32_t *total)
 {
 	uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, len;
 
@@ -440,6 +437,7 @@ row_shards(const dcpk_row *row, const dcpk_req *req, uint32_t rows, uint32_t D,
 	len = row[i].pos + 1;
 	table_at[i] = req[row[i].req].page0;
 	n[i] = len / D + (dr < len % D);
+	total[i] = len;
 }
 
 int
@@ -448,47 +446,17 @@ dcpg_row_shards(dcpk_ctx *c, dcpg_rank *r)
 	row_shards<<<(c->rows + 127) / 128, 128, 0, r->st>>>(
 	    DCPG_PLAN(c, r, dcpk_row, rows_off),
 	    DCPG_PLAN(c, r, dcpk_req, reqs_off), c->rows, c->D, r->dr,
-	    r->table_at, r->shard_n);
+	    r->table_at, r->shard_n, r->row_n);
 	return DCPG_LAUNCHED("row_shards");
 }
 
-/* The group's histogram: sums of its ranks' own. */
-__global__ void
-sum_hist(dcpg_peers<uint32_t> h, uint32_t first, uint32_t D, uint32_t n,
-    uint32_t *out)
-{
-	uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, s = 0;
-
-	if (i >= n)
-		return;
-	for (uint32_t r = 0; r < D; r++)
-		s += h.p[first + r][i];
-	out[i] = s;
-}
-
-/* Offers of the group's ranks together: [D][rows][cap] and [D][rows]. */
-__global__ void
-take_offers(dcpg_peers<uint64_t> o, dcpg_peers<uint32_t> n, uint32_t first,
-    uint32_t rows, uint32_t cap, uint64_t *offers, uint32_t *offered)
-{
-	uint32_t i = blockIdx.x, e = blockIdx.y;
-	uint32_t k = n.p[first + e][i];
-	size_t at = ((size_t)e * rows + i) * cap;
-
-	if (threadIdx.x == 0)
-		offered[(size_t)e * rows + i] = k;
-	for (uint32_t x = threadIdx.x; x < min(k, cap); x += blockDim.x)
-		offers[at + x] = o.p[first + e][(size_t)i * cap + x];
-}
-
+/* Counts of a row's digits start at 0: the selection leaves them so. */
 static int
 score_fast(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	struct dcpg_index_score a = {};
 	float *scales;
 
-	cudaMemsetAsync(r->hist, 0, (size_t)c->rows * DCPG_BINS * 4, r->st);
-	cudaMemsetAsync(r->overflow, 0, 4, r->st);
 	a.q8 = r->iq8;
 	a.w = r->iw;
 	a.keys = dcpg_pool_keys(c, r, layer, &scales);
@@ -504,7 +472,11 @@ score_fast(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.max_len = dcpk_shard_len(c->longest, r->dr, c->D);
 	a.page_rows = c->page_rows;
 	a.even = c->padded;
-	return a.max_len == 0 ? 0 : dcpg_index_score(&a, r->st);
+	a.clear = r->offer_n;
+	if (a.max_len != 0)
+		return dcpg_index_score(&a, r->st);
+	return dcpg_ok(cudaMemsetAsync(r->offer_n, 0, c->rows * 4, r->st),
+	    "offers");
 }
 
 static struct dcpg_select
@@ -513,7 +485,7 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 	struct dcpg_select a = {};
 
 	a.score = r->scores;
-	a.hist = c->D > 1 ? r->hist_sum : r->hist;
+	a.hist = a.clear = r->hist;
 	a.table = DCPG_PLAN(c, r, uint32_t, pages_off);
 	a.table_at = r->table_at;
 	a.len = r->shard_n;
@@ -527,64 +499,56 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 	a.k = c->s.model.topk;
 	a.rank = r->dr;
 	a.ranks = c->D;
-	a.offers = r->offers;
-	a.offered = r->offers_n;
+	if (c->D == 1)
+		return a;
+	a.edge = r->edge;
 	a.cap = DCPG_OFFER_CAP;
-	a.overflow = r->overflow;
+	a.total = r->row_n;
+	for (uint32_t e = 0; e < c->D; e++) {
+		dcpg_rank *o = &c->r[r->group * c->D + e];
+
+		a.hists[e] = o->hist;
+		a.scores[e] = o->scores;
+		a.offers[e] = o->offer;
+		a.offered[e] = o->offer_n;
+	}
+	if (c->s.comm == DCPK_COMM_PEER)
+		a.peer = dcpg_peer_of(c, r, 0);
 	return a;
 }
 
 /*
- * Two meetings: histograms are summed, then the keys of the boundary bin are
- * exchanged. A bin with more of them than the cap (many equal scores) sets
- * `overflow`, the same on every rank, and the row is picked the long way.
+ * D > 1 meets twice: for the histograms, then for the keys of the boundary bin;
+ * inside the two kernels where ranks meet by flags. What a peer reads of mine
+ * is written again in the next layer, behind attention's meetings.
  */
 static int
 decode_fast(dcpk_ctx *c, uint32_t layer)
 {
-	uint32_t n = c->rows * DCPG_BINS;
+	bool events = c->s.comm != DCPK_COMM_PEER;
 	int rc = 0;
 
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= score_fast(c, &c->r[i], layer);
-		if (c->D == 1) {
-			struct dcpg_select a = select_args(c, &c->r[i]);
-
-			rc |= dcpg_select(&a, c->r[i].st);
-		}
 	}
-	if (c->D == 1)
-		return rc;
-	rc |= dcpg_meet(c);
+	if (c->D > 1 && events)
+		rc |= dcpg_meet(c);
+	for (uint32_t i = 0; c->D > 1 && i < c->W; i++) {
+		struct dcpg_select a = select_args(c, &c->r[i]);
+
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_select_offer(&a, c->r[i].st);
+	}
+	if (c->D > 1 && events)
+		rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
-		dcpg_rank *r = &c->r[i];
-		struct dcpg_select a = select_args(c, r);
+		struct dcpg_select a = select_args(c, &c->r[i]);
 
-		cudaSetDevice(r->dev);
-		sum_hist<<<(n + 255) / 256, 256, 0, r->st>>>(
-		    DCPG_PEERS(c, uint32_t, hist), r->group * c->D, c->D, n,
-		    r->hist_sum);
-		cudaMemsetAsync(r->offer_n, 0, c->rows * 4, r->st);
-		/* own slot of a one-rank array: rank 0 of its own buffer */
-		a.rank = r->dr;
-		rc |= dcpg_select_offer(&a, r->offer -
-		    (size_t)r->dr * c->rows * DCPG_OFFER_CAP,
-		    r->offer_n - (size_t)r->dr * c->rows, r->st);
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_select(&a, c->r[i].st);
 	}
-	rc |= dcpg_meet(c);
-	for (uint32_t i = 0; i < c->W; i++) {
-		dcpg_rank *r = &c->r[i];
-		struct dcpg_select a = select_args(c, r);
-
-		cudaSetDevice(r->dev);
-		take_offers<<<dim3(c->rows, c->D), 128, 0, r->st>>>(
-		    DCPG_PEERS(c, uint64_t, offer),
-		    DCPG_PEERS(c, uint32_t, offer_n), r->group * c->D,
-		    c->rows, DCPG_OFFER_CAP, r->offers, r->offers_n);
-		rc |= dcpg_select(&a, r->st);
-	}
-	return rc | pick_all(c, layer, true);
+	return rc;
 }
 
 static int

@@ -298,7 +298,7 @@ bench_index(void)
 			    64 };
 			struct dcpg_select s = { score.d, hist.d, table.d,
 			    at.d, len.d, list.d, count.d, b, L, L, k, 64, k, 0,
-			    1, nullptr, nullptr, 0, nullptr, hist.d };
+			    1, hist.d };
 
 			for (uint32_t r = 0; r < 128; r++)
 				ha[r] = r * (L / 64);

@@ -479,7 +479,7 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	uint32_t P = 64 / D, pages = (L + 63) / 64, max = (L + D - 1) / D;
 	uint32_t stride = (max + 3) & ~3u;
 	std::vector<std::vector<float>> s(rows);
-	std::vector<uint32_t> hist(rows * DCPG_BINS), at, lens(rows), table;
+	std::vector<uint32_t> at, lens(rows), table;
 	std::vector<std::vector<uint32_t>> want(rows);
 	bool ok = true, spill = false;
 
@@ -490,10 +490,8 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		at.push_back(r * pages);
 		for (uint32_t i = 0; i < pages; i++)
 			table.push_back(g.below(1000) * 2 + i % 2);
-		for (uint32_t i = 0; i < n; i++) {
+		for (uint32_t i = 0; i < n; i++)
 			s[r].push_back(make_score(kind, g));
-			hist[r * DCPG_BINS + digit_of(s[r][i])]++;
-		}
 		std::vector<uint32_t> order(n);
 		for (uint32_t i = 0; i < n; i++)
 			order[i] = i;
@@ -503,67 +501,83 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		std::sort(order.begin(), order.end());
 		want[r] = order;
 	}
-	Buf<uint32_t> dh(hist), dt(table), da(at), offered(D * rows);
+	Buf<uint32_t> dt(table), da(at), offered(D * rows), total(lens);
 	Buf<uint64_t> offers((size_t)D * rows * cap);
-	Buf<uint32_t> list((size_t)rows * k), count(rows), over(1);
+	Buf<uint32_t> list((size_t)rows * k), count(rows), edge(rows * 4);
 	CHECK(cudaMemset(offered.d, 0, offered.n * 4));
-	CHECK(cudaMemset(over.d, 0, 4));
 	std::vector<Buf<float> *> scores;
-	std::vector<Buf<uint32_t> *> dlens;
-	struct dcpg_select a = { nullptr, dh.d, dt.d, da.d, nullptr, list.d,
-	    count.d, rows, stride, max, k, P, k, 0, D, offers.d, offered.d,
-	    cap, over.d, nullptr };
-	for (uint32_t pass = 0; pass < 2; pass++)
-		for (uint32_t d = 0; d < D; d++) {
-			if (pass == 0) {
-				std::vector<float> part((size_t)rows * stride,
-				    NAN);
-				std::vector<uint32_t> len(rows);
+	std::vector<Buf<uint32_t> *> dlens, hists;
+	struct dcpg_select a = {};
+	a.table = dt.d;
+	a.table_at = da.d;
+	a.list = list.d;
+	a.count = count.d;
+	a.rows = rows;
+	a.stride = stride;
+	a.max_len = max;
+	a.list_stride = a.k = k;
+	a.page_rows = P;
+	a.ranks = D;
+	a.cap = cap;
+	a.total = total.d;
+	a.edge = edge.d;
+	for (uint32_t d = 0; d < D; d++) {
+		std::vector<float> part((size_t)rows * stride, NAN);
+		std::vector<uint32_t> len(rows), hist(rows * DCPG_BINS);
 
-				for (uint32_t r = 0; r < rows; r++)
-					for (uint32_t p = d; p < lens[r];
-					    p += D)
-						part[r * stride + len[r]++] =
-						    s[r][p];
-				scores.push_back(new Buf<float>(part));
-				dlens.push_back(new Buf<uint32_t>(len));
+		for (uint32_t r = 0; r < rows; r++)
+			for (uint32_t p = d; p < lens[r]; p += D) {
+				part[r * stride + len[r]++] = s[r][p];
+				hist[r * DCPG_BINS + digit_of(s[r][p])]++;
 			}
-			a.rank = d;
-			a.score = scores[d]->d;
-			a.len = dlens[d]->d;
-			if (pass == 0) {
-				if (D > 1)
-					CALL(dcpg_select_offer(&a, offers.d,
-					    offered.d, nullptr));
-				CHECK(cudaDeviceSynchronize());
-				continue;
-			}
-			list.poison();
-			count.poison();
-			CALL(dcpg_select(&a, nullptr));
-			CHECK(cudaDeviceSynchronize());
-			std::vector<uint32_t> hl = list.get(), hc = count.get();
-			std::vector<uint32_t> ho = offered.get();
-			for (uint32_t r = 0; r < rows; r++) {
-				std::vector<uint32_t> mine;
-				bool big = false;
+		scores.push_back(new Buf<float>(part));
+		dlens.push_back(new Buf<uint32_t>(len));
+		hists.push_back(new Buf<uint32_t>(hist));
+		a.scores[d] = scores[d]->d;
+		a.hists[d] = hists[d]->d;
+		a.offers[d] = offers.d + (size_t)d * rows * cap;
+		a.offered[d] = offered.d + d * rows;
+	}
+	for (uint32_t d = 0; D > 1 && d < D; d++) {
+		a.rank = d;
+		a.score = scores[d]->d;
+		a.len = dlens[d]->d;
+		CALL(dcpg_select_offer(&a, nullptr));
+		CHECK(cudaDeviceSynchronize());
+	}
+	std::vector<uint32_t> ho = offered.get();
+	for (uint32_t n : ho)
+		spill |= n > cap;
+	for (uint32_t d = 0; d < D; d++) {
+		a.rank = d;
+		a.score = scores[d]->d;
+		a.len = dlens[d]->d;
+		a.hist = D > 1 ? nullptr : hists[0]->d;
+		a.clear = hists[d]->d;
+		list.poison();
+		count.poison();
+		CALL(dcpg_select(&a, nullptr));
+		CHECK(cudaDeviceSynchronize());
+		std::vector<uint32_t> hl = list.get(), hc = count.get();
+		for (uint32_t r = 0; r < rows; r++) {
+			std::vector<uint32_t> mine;
 
-				for (uint32_t i = 0; D > 1 && i < D; i++)
-					big |= ho[i * rows + r] > cap;
-				spill |= big;
-				for (uint32_t p : want[r])
-					if (p % D == d && !big)
-						mine.push_back(table[r * pages +
-						    p / 64] * P + p % 64 / D);
-				ok &= hc[r] == mine.size();
-				for (uint32_t i = 0; i < mine.size() && ok; i++)
-					ok &= hl[(size_t)r * k + i] == mine[i];
-			}
+			for (uint32_t p : want[r])
+				if (p % D == d)
+					mine.push_back(table[r * pages +
+					    p / 64] * P + p % 64 / D);
+			ok &= hc[r] == mine.size();
+			for (uint32_t i = 0; i < mine.size() && ok; i++)
+				ok &= hl[(size_t)r * k + i] == mine[i];
 		}
-	ok &= (over.get()[0] != 0) == spill;
+		for (uint32_t n : hists[d]->get())
+			ok &= n == 0;
+	}
 	for (auto p : scores)
 		delete p;
 	for (auto p : dlens)
+		delete p;
+	for (auto p : hists)
 		delete p;
 	char what[160];
 	snprintf(what, sizeof what, "select rows=%u L=%u k=%u D=%u %s%s", rows,
@@ -600,6 +614,12 @@ index_tests(void)
 					    kind, 4096, ++salt);
 				}
 	select_case(3, 4000, 100, 2, 1, 64, ++salt);
+	for (int kind = 0; kind < 9; kind++)
+		select_case(3, 9000, 2048, kind % 2 ? 2 : 8, kind, 16, ++salt);
+	if (!brief) {
+		select_case(2, 163905, 2048, 1, 0, 1024, ++salt);
+		select_case(2, 600001, 2048, 2, 0, 1024, ++salt);
+	}
 	select_case(130, 3000, 512, 1, 0, 4096, ++salt);
 	select_case(40, 40000, 2048, 4, 0, 4096, ++salt);
 }

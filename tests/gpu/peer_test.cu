@@ -14,6 +14,7 @@
  * and of an exchange of 64 KB, inside a graph.
  */
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
 #include "tests/gpu/gpu_test.h"
 
 #include <algorithm>
@@ -79,6 +80,21 @@ compare(Peers all, const uint32_t *round, uint32_t world, uint32_t *bad)
 		atomicAdd(bad, n);
 }
 
+/* The same with a meeting inside, held by many blocks. */
+__global__ void
+meet_and_compare(const __grid_constant__ dcpg_peer peer, Peers all,
+    const uint32_t *round, uint32_t world, uint32_t *bad)
+{
+	uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, n = 0;
+
+	dcpg::meet_in(peer, blockIdx.x == 0);
+	for (uint32_t r = 0; r < world; r++)
+		n += all.p[r][i] != word(*round, r, i);
+	if (n != 0)
+		atomicAdd(bad, n);
+	dcpg::meet_out(peer, gridDim.x);
+}
+
 __global__ void
 compare_inbox(const uint32_t *in, const uint32_t *round, uint32_t world,
     uint32_t *bad)
@@ -124,6 +140,11 @@ one_round(const std::vector<Rank> &all, uint32_t i)
 		p.p[e] = all[e].own;
 	next_round<<<1, 1, 0, r.st>>>(round);
 	wait_a_while<<<1, 1, 0, r.st>>>(r.rng);
+	fill<<<WORDS / 256, 256, 0, r.st>>>(r.own, round, i);
+	meet_and_compare<<<WORDS / 256, 256, 0, r.st>>>(r.peer, p, round,
+	    world, r.bad);
+	CALL(dcpg_peer_meet(&r.peer, r.st));
+	CHECK(cudaMemsetAsync(r.own, 0xff, WORDS * 4, r.st));
 	fill<<<WORDS / 256, 256, 0, r.st>>>(r.own, round, i);
 	CALL(dcpg_peer_meet(&r.peer, r.st));
 	wait_a_while<<<1, 1, 0, r.st>>>(r.rng);

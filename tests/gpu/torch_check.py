@@ -29,7 +29,8 @@ class Score(ctypes.Structure):
     _fields_ = [("q8", VP), ("w", VP), ("keys", VP), ("kscale", VP),
                 ("table", VP), ("table_at", VP), ("len", VP), ("score", VP),
                 ("hist", VP), ("rows", U32), ("heads", U32), ("stride", U32),
-                ("max_len", U32), ("page_rows", U32), ("even", BOOL)]
+                ("max_len", U32), ("page_rows", U32), ("even", BOOL),
+                ("clear", VP)]
 
 
 class Select(ctypes.Structure):
@@ -37,8 +38,8 @@ class Select(ctypes.Structure):
                 ("len", VP), ("list", VP), ("count", VP), ("rows", U32),
                 ("stride", U32), ("max_len", U32), ("list_stride", U32),
                 ("page_rows", U32), ("k", U32), ("rank", U32), ("ranks", U32),
-                ("offers", VP), ("offered", VP), ("cap", U32),
-                ("overflow", VP), ("clear", VP)]
+                ("clear", VP),
+                ("more_ranks", ctypes.c_char * 4096)]   # unused at D = 1
 
 
 def verdict(ok, what):
@@ -128,7 +129,7 @@ def check_index(lib, gen, heads, rows, length, k):
     call(lib.dcpg_select, Select(
         score.data_ptr(), hist.data_ptr(), table.data_ptr(), zero.data_ptr(),
         lens.data_ptr(), lists.data_ptr(), count.data_ptr(), rows, length,
-        length, k, 64, k, 0, 1, None, None, 0, None, None))
+        length, k, 64, k, 0, 1, None))
     same = True
     for r in range(rows):
         best = torch.sort(score[r], descending=True, stable=True).indices[:k]
