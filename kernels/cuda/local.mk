@@ -7,7 +7,8 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/kernel_bench.cu tests/gpu/torch_check.py tests/gpu/run.sh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \
 	tests/gpu/price.py tests/gpu/failstop.py tests/gpu/where.py \
-	tests/gpu/trace.cc tests/gpu/README
+	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
+	tests/gpu/README
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/product.cu kernels/cuda/attn_in.cu \
 	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \

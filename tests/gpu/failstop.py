@@ -16,9 +16,8 @@ import sys
 import threading
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SRC = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(SRC, "tests/lib"))
+import stage
+
 failed = 0
 
 
@@ -34,7 +33,7 @@ def check(ok, what, log):
 def run(what, fault, args, seconds, lines, ends):
     from daemon import Daemon
     env = dict(LD_PRELOAD=os.path.abspath(sys.argv[2]), GPU_FAULT=fault)
-    d = Daemon("--model", os.path.join(SRC, "models/dcp-tiny"), "--device",
+    d = Daemon("--model", os.path.join(stage.SRC, "models/dcp-tiny"), "--device",
                "cuda", "--kv-bytes-per-rank", "64MiB", "--stuck-after", 3,
                *args, env=env, ready=90)
     try:
@@ -69,13 +68,7 @@ def run(what, fault, args, seconds, lines, ends):
 def main():
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    stage = os.path.abspath(sys.argv[1])
-    os.environ["DCPD"] = f"{stage}/usr/local/sbin/dcpd"
-    os.environ["DCPCTL"] = f"{stage}/usr/local/bin/dcpctl"
-    os.environ["DCPD_MODULE_DIR"] = f"{stage}/usr/local/lib/dcpd"
-    os.environ["LD_LIBRARY_PATH"] = f"{stage}/usr/local/lib:" + \
-        os.environ.get("LD_LIBRARY_PATH", "")
-    os.environ["DCPCLIENT_LIB"] = f"{stage}/usr/local/lib/libdcpclient.so"
+    stage.use(sys.argv[1])
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True,
                           text=True).stdout.count("GPU ")
     run("sticky error", "trap 0 8", [], 60, ["fault: trap", "cuda: "], True)

@@ -83,6 +83,8 @@ part failstop 120 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
     "$stage" "$bin/libfault.so"
 two price part price 240 "$bin/libdcp_cuda.so" python3 "$here/price.py" \
     "$bin/fwd" "$bin/libdcp_cuda.so"
+two agents part agents 150 "$stage/usr/local/sbin/dcpd" python3 \
+    "$here/agents.py" "$stage"
 part where 60 "$bin/libtrace.so" python3 "$here/where.py" "$bin/fwd" \
     "$bin/libdcp_cuda.so" "$bin/libtrace.so"
 part kernel_test 90 "$bin/kernel_test" "$bin/kernel_test" "$seed"
