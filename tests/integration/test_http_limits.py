@@ -159,21 +159,27 @@ def a_reader_that_takes_nothing_is_cut_off(d):
     s.close()
 
 
-def a_slow_reader_gets_all_of_it(d):
-    body = dict(FOREVER, max_tokens=10000, stream=True,
-                stream_options={"include_usage": True})
-    want = d.post("/v1/completions", dict(body, stream=False))
-    want = want["choices"][0]["text"]
-    with Raw(d.port, rcvbuf=4096) as s:
-        s.send(request("POST", "/v1/completions", body))
-        s.head()
-        time.sleep(0.5)             # it piles up, and is joined
-        raw = b"".join(iter(s.chunk, b""))
+def a_slow_reader_gets_all_of_it(_):
+    """All that buffers do not hold piles up in the daemon, and is joined: the
+    reader begins when the last token is there, however long that takes."""
+    n = 30000           # a socket's buffers hold the events of 12000
+    body = dict(SHORT, max_tokens=n)
+    with Configured({"stuck_timeout": 600}, *NULL, "--null-step-us", 10,
+                    "--null-pages", 1000) as d:
+        want = d.post("/v1/completions", body)
+        want = want["choices"][0]["text"]
+        with Raw(d.port, rcvbuf=4096) as s:
+            s.send(request("POST", "/v1/completions", dict(
+                body, stream=True, stream_options={"include_usage": True})))
+            s.head()
+            suite.until(lambda: live(d) == 0, "it runs on", 300)
+            raw = b"".join(iter(s.chunk, b""))
     said = [json.loads(t) for _, t in events(raw)[:-1]]
     text = "".join(c["choices"][0]["text"] for c in said if c["choices"])
     assert text == want, "a slow reader's text differs"
-    assert said[-1]["usage"]["completion_tokens"] == 10000, said[-1]
-    assert len(said) < 10000, "nothing was joined"
+    assert said[-1]["usage"]["completion_tokens"] == n, said[-1]
+    print(f"  {n} tokens in {len(said)} events")
+    assert len(said) < n * 2 // 3, f"{len(said)} events: nothing was joined"
 
 
 def a_flood_while_streaming_is_not_read(d):
