@@ -19,8 +19,7 @@
 #include "dcpd/base/thread.h"
 #include "dcpd/sched/sched_i.h"
 
-static const char stopping_text[] =
-	"the daemon is stopping: try again when it is back";
+#define STOPPING_TEXT "the daemon is stopping: try again when it is back"
 
 void
 dcpd_sched_kick(struct dcpd_sched *s)
@@ -197,7 +196,7 @@ may_enter(struct dcpd_sched *s, const struct dcpd_submit *sub,
 		    s->fail.text);
 	if (s->stopping || s->draining)
 		return dcpd_fail(err, -ESHUTDOWN, "%s", s->stopping ?
-		    stopping_text : "the daemon is draining: it takes no new "
+		    STOPPING_TEXT : "the daemon is draining: it takes no new "
 		    "requests");
 	if (s->n_live - s->n_run >= s->c.queue_max)
 		return dcpd_fail(err, -EAGAIN, "%u requests run and %u wait, "
@@ -396,8 +395,7 @@ sweep_asked(struct dcpd_sched *s)
 static void
 sweep(struct dcpd_sched *s)
 {
-	const struct dcpd_err bye = { -ESHUTDOWN,
-		"the daemon is stopping: try again when it is back" };
+	static const struct dcpd_err bye = { -ESHUTDOWN, STOPPING_TEXT };
 	const struct dcpd_err *all = s->failed ? &s->fail :
 	    s->stopping ? &bye : NULL;
 	uint64_t now = dcpd_now_ns(), next = UINT64_MAX;
