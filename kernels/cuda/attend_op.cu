@@ -299,6 +299,37 @@ dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
 	    dcpg_ok(cudaErrorLaunchFailure, "push of q");
 }
 
+/* value.cu merges the partials, and makes values of them, for few rows. */
+static bool
+by_value(const dcpk_ctx *c)
+{
+	return !c->prefill && c->rows <= 64 && c->fast_attend &&
+	    c->s.model.vdim % 64 == 0;
+}
+
+static int
+value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w)
+{
+	struct dcpg_value a = {};
+
+	for (uint32_t e = 0; e < c->D; e++) {
+		dcpg_rank *o = &c->r[r->group * c->D + e];
+
+		a.part[e] = c->D == 1 ? (void *)r->o : o->po;
+		a.lse[e] = o->plse;
+	}
+	a.w = w;
+	a.y = r->ov;
+	a.rows = c->rows;
+	a.heads = c->Hr;
+	a.values = c->s.model.vdim;
+	a.rank = r->dr;
+	a.ranks = c->D;
+	if (c->D > 1 && c->s.comm == DCPK_COMM_PEER)
+		a.peer = dcpg_peer_of(c, r, 0);
+	return dcpg_value(&a, r->st);
+}
+
 static int
 merge(dcpk_ctx *c, dcpg_rank *r)
 {
@@ -361,7 +392,7 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 		return rc;
 	if (c->s.comm != DCPK_COMM_PEER)
 		rc |= dcpg_meet(c);
-	for (uint32_t i = 0; i < c->W; i++) {
+	for (uint32_t i = 0; !by_value(c) && i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= merge(c, &c->r[i]);
 	}
@@ -548,6 +579,29 @@ dcpg_sum(dcpk_ctx *c, bool attention)
 	return rc;
 }
 
+/* Merged outputs to values, any number of rows. */
+static int
+values(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, uint32_t heads)
+{
+	const dcpk_model *m = &c->s.model;
+	dcpg_prod p = {};
+
+	p.w = w;
+	p.x = r->o;
+	p.y = r->ov;
+	p.m = r->m;
+	p.n = m->vdim;
+	p.k = m->kv_lora;
+	p.ldw = m->kv_lora;
+	p.ldx = heads * m->kv_lora;
+	p.ldy = heads * m->vdim;
+	p.batch = heads;
+	p.sw = (int64_t)m->vdim * m->kv_lora;
+	p.sx = m->kv_lora;
+	p.sy = m->vdim;
+	return dcpg_product(r, &p);
+}
+
 int
 dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 {
@@ -557,6 +611,15 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 
 	if (c->replay)
 		return 0;
+	/* Ranks may meet in value(): all are enqueued before what follows. */
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		const bf16 *uv = r->layer[layer].uv.w + (size_t)(c->prefill ?
+		    0 : r->cp * c->Hr) * m->vdim * m->kv_lora;
+
+		cudaSetDevice(r->dev);
+		rc |= by_value(c) ? value(c, r, uv) : values(c, r, uv, heads);
+	}
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 		dcpg_layer *l = &r->layer[layer];
@@ -564,21 +627,6 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 		dcpg_prod p = {};
 
 		cudaSetDevice(r->dev);
-		p.w = l->uv.w + (size_t)h0 * m->vdim * m->kv_lora;
-		p.x = r->o;
-		p.y = r->ov;
-		p.m = r->m;
-		p.n = m->vdim;
-		p.k = m->kv_lora;
-		p.ldw = m->kv_lora;
-		p.ldx = heads * m->kv_lora;
-		p.ldy = heads * m->vdim;
-		p.batch = heads;
-		p.sw = (int64_t)m->vdim * m->kv_lora;
-		p.sx = m->kv_lora;
-		p.sy = m->vdim;
-		rc |= dcpg_product(r, &p);
-		p = {};
 		p.w = l->o.w + (size_t)h0 * m->vdim;	/* a strided view */
 		p.scale = l->o.scale;	/* FP8: h0 is 0, see keep.h */
 		p.pow2 = m->act_ue8m0;

@@ -195,6 +195,28 @@ struct dcpg_select {
 int dcpg_select(const struct dcpg_select *, void *stream);
 int dcpg_select_offer(const struct dcpg_select *, void *stream);
 
+/* --- outputs to values (value.cu) ---------------------------------------- */
+
+/*
+ * For every row i and head h of this rank, with p_e, l_e rank e's partial output
+ * and LSE of it (NaN, +inf, -inf: none):
+ *   o = sum_e exp(l_e - max l) p_e / sum_e exp(l_e - max l), or 0; as bf16
+ *   y[i][h][n] = sum_c w[h][n][c] * o[c]
+ * One rank: o is its output. Arrays by rank of the group, in that rank's memory;
+ * ranks meet before they are read: by events, or inside (peer).
+ */
+struct dcpg_value {
+	const void *part[DCPK_MAX_RANKS]; /* [rows][ranks * heads][512] bf16 */
+	const float *lse[DCPK_MAX_RANKS]; /* [rows][ranks * heads] */
+	const void *w;		/* [heads][values][512] bf16 */
+	void *y;		/* [rows][heads][values] bf16 */
+	uint32_t rows, heads, values;	/* heads of one rank; values: of 64 */
+	uint32_t rank, ranks;
+	struct dcpg_peer peer;	/* world 0: they have met */
+};
+
+int dcpg_value(const struct dcpg_value *, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

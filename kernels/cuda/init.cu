@@ -7,6 +7,7 @@ namespace dcpg {
 int attend_init(void);
 int index_init(void);
 int select_init(void);
+int value_init(void);
 }
 
 extern "C" int
@@ -16,5 +17,7 @@ dcpg_init(void)
 
 	if (rc == 0)
 		rc = dcpg::index_init();
-	return rc != 0 ? rc : dcpg::select_init();
+	if (rc == 0)
+		rc = dcpg::select_init();
+	return rc != 0 ? rc : dcpg::value_init();
 }

@@ -14,7 +14,7 @@ cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \
 	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
-	kernels/cuda/select.cu kernels/cuda/host.cu \
+	kernels/cuda/select.cu kernels/cuda/value.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
 	kernels/cuda/peek.cu
 

@@ -624,6 +624,119 @@ index_tests(void)
 	select_case(40, 40000, 2048, 4, 0, 4096, ++salt);
 }
 
+/* --- outputs to values --------------------------------------------------- */
+
+/* One rank of D. Some ranks saw no key of a row (-inf), one says NaN or +inf,
+ * and what such a partial output holds must not be read as a number. */
+static void
+value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
+    uint64_t salt)
+{
+	Rng g(seed * 49979687 + salt);
+	uint32_t rank = g.below(D);
+	size_t all = (size_t)rows * D * heads;
+	std::vector<std::vector<uint16_t>> p(D);
+	std::vector<std::vector<float>> l(D);
+	std::vector<uint16_t> w((size_t)heads * values * 512);
+	std::vector<Buf<uint16_t> *> dp;
+	std::vector<Buf<float> *> dl;
+	struct dcpg_value a = {};
+
+	for (auto &x : w)
+		x = to_bf16(g.normal() / 16);
+	for (uint32_t e = 0; e < D; e++) {
+		for (size_t i = 0; i < all; i++) {
+			int none = D == 1 ? 0 : (int)g.below(6);
+
+			l[e].push_back(none == 0 && D > 1 ? -INFINITY :
+			    none == 1 && g.below(4) == 0 ? NAN :
+			    none == 2 && g.below(4) == 0 ? INFINITY :
+			    (float)g.normal() * 3);
+			for (int c = 0; c < 512; c++)
+				p[e].push_back(l[e][i] < INFINITY &&
+				    l[e][i] > -INFINITY ?
+				    to_bf16(g.normal()) : 0xffff);
+		}
+		dp.push_back(new Buf<uint16_t>(p[e]));
+		dl.push_back(new Buf<float>(l[e]));
+		a.part[e] = dp[e]->d;
+		a.lse[e] = dl[e]->d;
+	}
+	Buf<uint16_t> dw(w), y((size_t)rows * heads * values);
+	y.poison();
+	a.w = dw.d;
+	a.y = y.d;
+	a.rows = rows;
+	a.heads = heads;
+	a.values = values;
+	a.rank = rank;
+	a.ranks = D;
+	CALL(dcpg_value(&a, nullptr));
+	CHECK(cudaDeviceSynchronize());
+	std::vector<uint16_t> got = y.get();
+	std::vector<double> worst(rows);
+	parallel(rows, [&](size_t i) {
+		for (uint32_t h = 0; h < heads; h++) {
+			size_t at = (i * D + rank) * heads + h;
+			std::vector<double> o(512);
+			double m = -INFINITY, den = 0, err = 0, size = 0;
+
+			for (uint32_t e = 0; e < D; e++)
+				if (l[e][at] < INFINITY)
+					m = fmax(m, l[e][at]);
+			for (uint32_t e = 0; e < D && m > -INFINITY; e++) {
+				double x = l[e][at] < INFINITY &&
+				    l[e][at] > -INFINITY ?
+				    exp(l[e][at] - m) : 0;
+
+				den += x;
+				for (int c = 0; c < 512 && x > 0; c++)
+					o[c] += x * from_bf16(p[e][at * 512 +
+					    c]);
+			}
+			for (uint32_t n = 0; n < values; n++) {
+				double want = 0, d;
+
+				for (int c = 0; c < 512 && den > 0; c++)
+					want += o[c] / den * from_bf16(w[((size_t)
+					    h * values + n) * 512 + c]);
+				d = from_bf16(got[(i * heads + h) * values +
+				    n]) - want;
+				err += d * d;
+				size += want * want;
+			}
+			err = size > 0 ? sqrt(err / size) : sqrt(err);
+			worst[i] = err >= worst[i] || err != err ? err :
+			    worst[i];
+		}
+	});
+	bool ok = true;
+	for (double e : worst)	/* o and y are rounded to bf16 */
+		ok &= e < 6e-3;
+	for (auto x : dp)
+		delete x;
+	for (auto x : dl)
+		delete x;
+	char what[100];
+	snprintf(what, sizeof what, "value rows=%u heads=%u D=%u values=%u",
+	    rows, heads, D, values);
+	verdict(ok, what);
+}
+
+static void
+value_tests(void)
+{
+	uint64_t salt = 0;
+
+	for (uint32_t rows : { 1u, 3u, 16u, 17u, 64u })
+		for (uint32_t D : { 1u, 2u, 4u, 5u, 8u })
+			if (!brief || rows * D < 20)
+				value_case(rows, D == 8 ? 2 : 8, D,
+				    rows == 3 ? 256 : 128, ++salt);
+	if (!brief)
+		value_case(32, 64, 2, 128, ++salt);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -633,6 +746,7 @@ main(int argc, char **argv)
 	CALL(dcpg_init());
 	attend_tests();
 	index_tests();
+	value_tests();
 	printf("kernel_test: %d cases, %d failed (seed %llu)\n", cases,
 	    failures, (unsigned long long)seed);
 	return failures ? 1 : 0;
