@@ -13,7 +13,7 @@
 #define CELLS_MAX 1024u
 
 /* What a cell shows; else the id of the request that holds the page. */
-enum { CELL_FREE = 0, CELL_CACHED = -1, CELL_SHARED = -2 };
+enum { CELL_FREE = 0, CELL_CACHED = -1, CELL_SHARED = -2, CELL_PINNED = -3 };
 
 struct map {
 	uint32_t step;			/* pages of a cell: 2^k */
@@ -49,14 +49,18 @@ mark_running(struct map *m, const struct req *r)
 	}
 }
 
-/* Lock held. Who has a page that no request holds: the prefix cache. */
+/* Lock held. Who has a page that no request holds: a pin, else the cache. */
 static void
-mark_cached(struct map *m, const struct dcpd_pages *p)
+mark_kept(struct map *m, const struct dcpd_sched *s)
 {
-	for (uint32_t i = 0; i < m->n; i++)
+	for (uint32_t i = 0; i < m->n; i++) {
+		uint32_t id = i * m->step + m->step / 2;
+
 		if (m->cell[i] == CELL_FREE &&
-		    dcpd_pages_refs(p, i * m->step + m->step / 2) > 0)
-			m->cell[i] = CELL_CACHED;
+		    dcpd_pages_refs(s->pages, id) > 0)
+			m->cell[i] = s->pin_refs[id] > 0 ? CELL_PINNED :
+			    CELL_CACHED;
+	}
 }
 
 json_t *
@@ -70,7 +74,7 @@ dcpd_sched_page_map(struct dcpd_sched *s)
 	pthread_mutex_lock(&s->lock);
 	for (uint32_t i = 0; i < s->n_run; i++)
 		mark_running(&m, s->run[i]);
-	mark_cached(&m, s->pages);
+	mark_kept(&m, s);
 	pthread_mutex_unlock(&s->lock);
 
 	for (uint32_t i = 0, end; i < m.n; i = end) {

@@ -111,6 +111,24 @@ def requests(d, p):
     assert p.eval("samples.some(s => s.shown[0] > 0)"), "no rate was shown"
 
 
+def pins(d, p):
+    """Pinned pages are shown apart, of the pool and of each rank."""
+    text = ",".join(["11,12,13,14"] * 80)       # 320 tokens: 5 pages
+    d.ctl_json("cache", "pin", "--tokens", text)
+    total = d.ctl_json("cache", "stats")["pages_total"]
+    p.wait("/: 5 pinned, 0 used, /.test("
+           "document.getElementById('pool-note').textContent)")
+    wide = p.eval("[...document.querySelectorAll('#ranks .c-pinned')].map("
+                  "e => parseFloat(e.style.width))")
+    assert [round(w * total / 100) for w in wide] == [5] * 8, (wide, total)
+    assert all(painted(p, n) > 0 for n in range(8)), "drawn as cached"
+    d.ctl_json("cache", "unpin", "--all")
+    d.ctl_json("cache", "drop")     # else their last request's colour fades
+    p.wait("/: 0 used, 0 cached, /.test("
+           "document.getElementById('pool-note').textContent)")
+    assert not any(painted(p, n) for n in range(8))
+
+
 def chat(d, p):
     """Typed, sent with Enter, streamed; thoughts apart; text stays text."""
     p.eval("document.getElementById('ask').focus()")
@@ -207,6 +225,7 @@ def page(b):
         p.wait(f"{READY} && {RANKS} === 8")
         assert "dcp-tiny" in p.eval("document.title")
         requests(d, p)
+        pins(d, p)
         chat(d, p)
         stop(d, p)
         keyboard(b, d)

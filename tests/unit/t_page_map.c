@@ -1,6 +1,6 @@
 /*
  * The page map shows for every page who holds it: requests, several of them,
- * the cache, nobody. Counts are held against what the scheduler says otherwise.
+ * the cache, a pin, nobody. Counts are held against what the scheduler says otherwise.
  */
 #include "config.h"
 
@@ -10,7 +10,7 @@
 #include "tests/unit/sched_one.h"
 
 struct counted {
-	json_int_t cells, step, free, cached, shared;
+	json_int_t cells, step, free, cached, shared, pinned;
 	json_int_t of[2];		/* of the two requests */
 };
 
@@ -27,7 +27,7 @@ count(const uint64_t id[2])
 	json_t *o = dcpd_sched_page_map(F.s);
 	const json_t *runs = json_object_get(o, "runs");
 	struct counted c = { number(o, "cells"),
-	    number(o, "pages_per_cell"), 0, 0, 0, { 0, 0 } };
+	    number(o, "pages_per_cell"), 0, 0, 0, 0, { 0, 0 } };
 	json_int_t all = 0, last = INT64_MIN;
 
 	ck_assert_int_eq(number(o, "pages"), F.e.e.pages);
@@ -45,6 +45,8 @@ count(const uint64_t id[2])
 			c.cached += n;
 		else if (who == -2)
 			c.shared += n;
+		else if (who == -3)
+			c.pinned += n;
 		else if (who == (json_int_t)id[0])
 			c.of[0] += n;
 		else if (who == (json_int_t)id[1])
@@ -132,6 +134,46 @@ START_TEST(every_page_is_somebodys)
 }
 END_TEST
 
+/* A pin's pages are its own until a request has them, too, and again after. */
+START_TEST(pinned_pages_are_no_cached_ones)
+{
+	static const uint64_t none[2];
+	uint32_t *p = fk_prompt(VOCAB, 640, 1), pages;
+	struct fk_req q = tokens(p, 640, 1), again = tokens(p, 640, 2000);
+	struct dcpd_err err;
+	struct counted c;
+	uint64_t pin, id[2] = { 0 };
+
+	fk_start(&F, (struct fk_spec){ .pages = 124 }, NULL);
+	ck_assert_int_eq(fk_wait(submit(&q))->error, 0);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	ck_assert_int_eq(count(none).cached, 10);
+	ck_assert_int_eq(dcpd_sched_pin(F.s, p, 320, NULL, 0, &pin, &pages,
+	    &err), 0);
+	c = count(none);
+	ck_assert_int_eq(c.pinned, 5);
+	ck_assert_int_eq(c.cached, 5);
+	ck_assert_int_eq(c.cached, fk_status(&F, "pages_cached"));
+	F.e.step_us = 1000;
+	id[0] = submit(&again);
+	ck_assert_int_eq(fk_wait_tokens(id[0], 1, 20000), 0);
+	fk_gate(&F.e);
+	ck_assert_int_eq(fk_at_gate(&F.e, 20000), 0);
+	c = count(id);
+	ck_assert_int_eq(c.pinned, 0);
+	ck_assert_int_eq(c.of[0], pages_of(id[0]));
+	F.e.step_us = 0;
+	dcpd_sched_ipc_ops.cancel(F.s, F.c, id[0]);
+	fk_open_gate(&F.e);
+	ck_assert_int_eq(fk_idle(&F), 0);
+	ck_assert_int_eq(count(none).pinned, 5);
+	ck_assert_int_eq(dcpd_sched_unpin(F.s, pin, &pages, &err), 0);
+	ck_assert_int_eq(count(none).pinned, 0);
+	fk_stop(&F);
+	free(p);
+}
+END_TEST
+
 int
 main(void)
 {
@@ -142,6 +184,7 @@ main(void)
 
 	tcase_set_timeout(t, 60);
 	tcase_add_loop_test(t, every_page_is_somebodys, 0, 4);
+	tcase_add_test(t, pinned_pages_are_no_cached_ones);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
 	srunner_run_all(r, CK_NORMAL);

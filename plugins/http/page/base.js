@@ -46,8 +46,8 @@ const css = name =>
 
 let paint = {};		/* colours of the scheme, read once */
 function read_colours() {
-	for (const n of ["track", "cached", "shared", "soft", "line", "used",
-	    "tone", "chroma"])
+	for (const n of ["track", "cached", "pinned", "shared", "soft", "line",
+	    "used", "tone", "chroma"])
 		paint[n] = css("--" + n);
 	paint.of = id => `oklch(${+paint.tone + TONES[id % 5]}% ` +
 	    `${paint.chroma} ${hue(id)})`;

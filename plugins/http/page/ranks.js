@@ -34,6 +34,8 @@ function colour_of(c, at) {
 		return [paint.of(c.owner), 1, null];
 	if (c.owner === -2)
 		return [paint.shared, 1, null];
+	if (c.owner === -3)
+		return [paint.pinned, 1, null];
 	if (c.owner === -1)
 		return [paint.cached, 1, c.was > 0 && warm > 0 ?
 		    [paint.of(c.was), warm * .45] : null];
@@ -87,6 +89,7 @@ function make_ranks(ranks) {
 		};
 
 		row.canvas.setAttribute("role", "img");
+		row.pinned = part(row.stack, "c-pinned", 0);
 		row.used = part(row.stack, "c-used", 0);
 		row.cached = part(row.stack, "c-cached", 0);
 		row.stack.setAttribute("aria-hidden", "true");
@@ -107,15 +110,19 @@ function draw_ranks(status, map) {
 		make_ranks(ranks);
 	ranks.forEach((r, i) => {
 		const row = rank_rows[i], all = r.pages_total || 1;
-		const used = r.pages_used / all, cached = r.pages_cached / all;
+		const pinned = r.pages_pinned / all;
+		const used = r.pages_used / all - pinned;
+		const cached = r.pages_cached / all;
 		const percent = v => Math.round(v * 100) + " %";
 
+		row.pinned.style.width = (pinned * 100).toFixed(3) + "%";
 		row.used.style.width = (used * 100).toFixed(3) + "%";
 		row.cached.style.width = (cached * 100).toFixed(3) + "%";
 		say(row.num, count(r.tokens) + " tokens");
-		row.stack.title = row.canvas.title = `${percent(used)} used, ` +
-		    `${percent(cached)} cached, ${percent(1 - used - cached)}` +
-		    " free";
+		row.stack.title = row.canvas.title = (pinned > 0 ?
+		    `${percent(pinned)} pinned, ` : "") +
+		    `${percent(used)} used, ${percent(cached)} cached, ` +
+		    `${percent(1 - pinned - used - cached)} free`;
 		row.canvas.setAttribute("aria-label", "Rank " + r.rank + ": " +
 		    row.stack.title);
 		draw_strip(row.canvas, at);
@@ -125,7 +132,9 @@ function draw_ranks(status, map) {
 	const d = status.dcp_size || status.dcp || 1, p = ranks[0];
 
 	say($("pool-note"), `${count(p.pages_total)} pages of 64 tokens: ` +
-	    `${count(p.pages_used)} used, ${count(p.pages_cached)} cached, ` +
+	    (p.pages_pinned > 0 ? `${count(p.pages_pinned)} pinned, ` : "") +
+	    `${count(p.pages_used - p.pages_pinned)} used, ` +
+	    `${count(p.pages_cached)} cached, ` +
 	    `${count(p.pages_total - p.pages_used - p.pages_cached)} free. ` +
 	    (d > 1 ? `Each rank holds ${64 / d} tokens of every page.` :
 	    "Each rank holds all tokens.") + (map && map.pages_per_cell > 1 ?
