@@ -191,29 +191,6 @@ take_heads(dcpg_peers<float> po, const dcpk_row *row, const dcpk_req *req,
 		o[((size_t)i * Hr + h) * c + d] = __float2bfloat16(s[d]);
 }
 
-struct sum_args {
-	dcpg_peers<float> y;
-	const uint32_t *owner, *jof;	/* NULL: all W ranks, row by row */
-	uint32_t T, n;
-	float *x;
-};
-
-/* x[i] += sum over ranks of their partial products, in rank order. */
-__global__ void
-sum_parts(sum_args a)
-{
-	uint32_t i = blockIdx.x, j = a.jof ? a.jof[i] : i;
-	uint32_t r0 = a.owner ? a.owner[i] * a.T : 0;
-
-	for (uint32_t d = threadIdx.x; d < a.n; d += blockDim.x) {
-		float v = 0;
-
-		for (uint32_t t = 0; t < a.T; t++)
-			v += a.y.p[r0 + t][(size_t)j * a.n + d];
-		a.x[(size_t)i * a.n + d] += v;
-	}
-}
-
 /* Neighbouring rows with heads that attend.cu has: the fast kernel. */
 static int
 attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
@@ -522,63 +499,6 @@ dcpg_attend_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	return rc != 0 ? -EIO : 0;
 }
 
-/* The same through NCCL, where all ranks have partials of the same rows. */
-static int
-sum_nccl(dcpk_ctx *c, bool attention)
-{
-	float *y[DCPK_MAX_RANKS];
-	int rc;
-
-	for (uint32_t i = 0; i < c->W; i++)
-		y[i] = attention ? c->r[i].ya : c->r[i].yf;
-	rc = dcpg_nccl_sum(c, y, (size_t)c->rows * c->s.model.hidden);
-	for (uint32_t i = 0; i < c->W; i++) {
-		sum_args a = {};
-
-		cudaSetDevice(c->r[i].dev);
-		a.y.p[0] = y[i];
-		a.T = 1;
-		a.n = c->s.model.hidden;
-		a.x = c->r[i].x;
-		sum_parts<<<c->rows, 256, 0, c->r[i].st>>>(a);
-		rc |= DCPG_LAUNCHED("sum_parts");
-	}
-	return rc;
-}
-
-/* Sum the ranks' partial products into every rank's residual stream. */
-int
-dcpg_sum(dcpk_ctx *c, bool attention)
-{
-	int rc;
-
-	if (c->nccl != NULL && !(attention && c->r[0].owner != NULL))
-		return sum_nccl(c, attention);
-	rc = dcpg_meet(c);
-
-	for (uint32_t i = 0; i < c->W; i++) {
-		dcpg_rank *r = &c->r[i];
-		sum_args a = {};
-
-		cudaSetDevice(r->dev);
-		if (attention)
-			a.y = DCPG_PEERS(c, float, ya);
-		else
-			a.y = DCPG_PEERS(c, float, yf);
-		a.T = c->W;
-		if (attention && r->own != NULL) {
-			a.owner = r->owner;
-			a.jof = r->jof;
-			a.T = c->s.topo.attn_tp;
-		}
-		a.n = c->s.model.hidden;
-		a.x = r->x;
-		sum_parts<<<c->rows, 256, 0, r->st>>>(a);
-		rc |= DCPG_LAUNCHED("sum_parts");
-	}
-	return rc;
-}
-
 /* Merged outputs to values, any number of rows. */
 static int
 values(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, uint32_t heads)
@@ -641,6 +561,6 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 		p.ldy = m->hidden;
 		rc |= dcpg_product(r, &p);
 	}
-	rc |= dcpg_sum(c, true);
+	rc |= dcpg_sum_norm(c, true, layer);
 	return rc != 0 ? -EIO : 0;
 }

@@ -5,27 +5,6 @@
  */
 #include "kernels/cuda/rowops.cuh"
 
-/* One block a row: hf and h = x * rsqrt(mean x^2 + eps) * w. */
-__global__ void
-norm_rows(const float *x, const float *w, const uint32_t *own, uint32_t n,
-    float eps, bf16 *h, float *hf)
-{
-	uint32_t j = blockIdx.x, i = own ? own[j] : j;
-	const float *a = x + (size_t)i * n;
-	float s = 0;
-
-	for (uint32_t d = threadIdx.x; d < n; d += blockDim.x)
-		s += a[d] * a[d];
-	s = rsqrtf(block_sum(s) / (float)n + eps);
-	for (uint32_t d = threadIdx.x; d < n; d += blockDim.x) {
-		float v = a[d] * s * w[d];
-
-		h[(size_t)j * n + d] = __float2bfloat16(v);
-		if (hf)
-			hf[(size_t)j * n + d] = v;
-	}
-}
-
 struct latent_args {
 	dcpk_kv kv, idx;
 	uint32_t q_lora, c, r, dim, row_bytes, key_bytes;
@@ -310,12 +289,11 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	const dcpk_model *m = &c->s.model;
 	dcpg_layer *l = &r->layer[layer];
 	latent_args a = {};
-	int rc = 0;
+	int rc;
 
 	if (r->m == 0)
 		return 0;
-	norm_rows<<<r->m, 256, 0, r->st>>>(r->x, l->in_norm, r->own, m->hidden,
-	    m->eps, r->h, NULL);
+	rc = dcpg_in_norm(c, r, layer);
 	rc |= linear(c, r, &l->q_a, r->h, r->qr, true, r->m);
 	rc |= linear(c, r, &l->kv_a, r->h, r->kv, true, r->m);
 	if (m->full[layer]) {

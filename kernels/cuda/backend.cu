@@ -427,7 +427,7 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 		return fail(err, -EINVAL, "cuda: bad topology");
 	if (m->rope > 256 || m->rope % 4 != 0 || m->kv_lora % 8 != 0 ||
 	    m->idx_dim > 256 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
-	    m->topk > 8192)
+	    m->topk > 8192 || m->hidden % 4 != 0 || m->hidden > 16384)
 		return fail(err, -EINVAL, "cuda: model shape out of range");
 	if ((s->kv == DCPK_KV_FP8 && (m->kv_lora != 512 || m->rope != 64)) ||
 	    (s->idx == DCPK_KV_FP8 && m->idx_dim != 128))
@@ -567,7 +567,7 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	r->dr = i % c->D;
 	cudaSetDevice(r->dev);
 	dcpg_kernel_limits();
-	if (dcpg_init() != 0 || dcpg_peer_init() != 0)
+	if (dcpg_init() != 0 || dcpg_peer_init() != 0 || dcpg_norm_init() != 0)
 		return fail(err, -EIO, "cuda: GPU %d: %s", r->dev,
 		    cudaGetErrorString(cudaGetLastError()));
 	r->rows = (uint8_t *)pool(c, rows_bytes(c));

@@ -239,8 +239,11 @@ void dcpg_product_forget(void);
 /* attend_op.cu: q to the group's ranks in decode */
 bool dcpg_pushes_q(const dcpk_ctx *);
 int dcpg_push_q(dcpk_ctx *, dcpg_rank *);
-/* attend_op.cu: all-reduce of attention or FFN partials into x */
-int dcpg_sum(dcpk_ctx *, bool attention);
+/* norm.cu: h of a layer's attention; attention's or the FFN's partials of all
+ * ranks into x, and the h that comes next */
+int dcpg_norm_init(void);
+int dcpg_in_norm(dcpk_ctx *, dcpg_rank *, uint32_t layer);
+int dcpg_sum_norm(dcpk_ctx *, bool attention, uint32_t layer);
 
 /* the operations */
 int dcpg_embed_op(dcpk_ctx *, uint32_t rank);

@@ -10,9 +10,6 @@
 
 using namespace nvcuda;
 
-__global__ void norm_rows(const float *x, const float *w, const uint32_t *own,
-    uint32_t n, float eps, bf16 *h, float *hf);	/* attn_in.cu */
-
 /* y16 = silu(g) * u */
 __global__ void
 silu_mul(const float *g, const float *u, bf16 *y, size_t n)
@@ -423,8 +420,6 @@ dcpg_ffn_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 		dcpg_layer *l = &r->layer[layer];
 
 		cudaSetDevice(r->dev);
-		norm_rows<<<c->rows, 256, 0, r->st>>>(r->x, l->post_norm, NULL,
-		    m->hidden, m->eps, r->h, r->hf);
 		if (!m->sparse[layer]) {
 			rc |= plain_ffn(c, r, &l->gate, &l->up, &l->down);
 			continue;
@@ -434,6 +429,6 @@ dcpg_ffn_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 			    &l->s_down);
 		rc |= experts(c, r, l, m->shared_experts != 0);
 	}
-	rc |= dcpg_sum(c, false);
+	rc |= dcpg_sum_norm(c, false, layer);
 	return rc != 0 ? -EIO : 0;
 }

@@ -10,7 +10,7 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
 	tests/gpu/README
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
-	kernels/cuda/product.cu kernels/cuda/attn_in.cu \
+	kernels/cuda/product.cu kernels/cuda/norm.cu kernels/cuda/attn_in.cu \
 	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \
 	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \

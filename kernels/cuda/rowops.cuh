@@ -69,6 +69,18 @@ from_e4m3(uint8_t b)
 	return __half2float(__half(h));
 }
 
+/* Four values, for one access. */
+struct alignas(8) bf16x4 {
+	__nv_bfloat162 a, b;
+};
+
+__device__ static inline bf16x4
+bf16_of(float4 v)
+{
+	return { __floats2bfloat162_rn(v.x, v.y),
+		__floats2bfloat162_rn(v.z, v.w) };
+}
+
 /* Element d of a KV row (c + r elements). */
 __device__ static inline float
 row_at(const uint8_t *row, enum dcpk_kv kv, uint32_t c, uint32_t d)

@@ -50,8 +50,9 @@ def passes(ks, device):
 
 
 def layers(one):
-    """Kernel ranges between the first norms of attention."""
-    at = [i for i, k in enumerate(one) if k[2] == "norm_rows"][::2]
+    """Kernel ranges between the norms before attention, which are the first
+    and every second sum_norm."""
+    at = [i for i, k in enumerate(one) if k[2] == "sum_norm"][::2]
     return [one[a:b] for a, b in zip(at, at[1:])]
 
 

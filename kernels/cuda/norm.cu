@@ -1,0 +1,240 @@
+/*
+ * The residual stream: the ranks' partial products summed into it, and the
+ * norms. One kernel does both, so that between a layer's attention and its FFN,
+ * and between that and the next layer, there is one launch. With --dcp-comm
+ * peer the ranks meet inside it.
+ */
+#include <cooperative_groups.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/rowops.cuh"
+
+namespace cg = cooperative_groups;
+
+enum { SHARE = 4 };		/* blocks of a cluster, which share a row */
+
+struct norm_args {
+	float *x;		/* [rows][n] residual stream */
+	/* T = 0: nothing is added */
+	dcpg_peers<float> y;
+	const uint32_t *owner, *jof;	/* NULL: all W ranks, row by row */
+	uint32_t T;
+	struct dcpg_peer peer;	/* world 0: they have met */
+	const float *w;		/* NULL: no norm */
+	const uint32_t *own;	/* the rows, NULL: all */
+	float eps;
+	bf16 *h;
+	float *hf;		/* or NULL */
+	uint32_t n;
+};
+
+__device__ static inline float4
+operator+(float4 a, float4 b)
+{
+	return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Four columns of the sum over ranks, in rank order; eight loads under way. */
+__device__ static inline float4
+parts(const norm_args &a, uint32_t i, uint32_t at)
+{
+	uint32_t r0 = a.owner ? a.owner[i] * a.T : 0;
+	size_t from = (size_t)(a.jof ? a.jof[i] : i) * (a.n / 4) + at;
+	float4 s = make_float4(0, 0, 0, 0), p[8];
+
+	for (uint32_t t = 0; t < a.T; t += 8) {
+#pragma unroll
+		for (uint32_t k = 0; k < 8; k++)
+			if (t + k < a.T)
+				p[k] = __ldcg((const float4 *)
+				    a.y.p[r0 + t + k] + from);
+#pragma unroll
+		for (uint32_t k = 0; k < 8; k++)
+			if (t + k < a.T)
+				s = s + p[k];
+	}
+	return s;
+}
+
+/* Over the cluster; every thread gets it. */
+__device__ static float
+cluster_sum(float v)
+{
+	__shared__ float part[SHARE][32];
+	cg::cluster_group cl = cg::this_cluster();
+	uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
+	float s = 0;
+
+	v = warp_sum(v);
+	if (lane < SHARE)
+		*cl.map_shared_rank(&part[cl.block_rank()][threadIdx.x / 32],
+		    lane) = v;
+	cl.sync();
+	for (uint32_t b = 0; b < SHARE; b++)
+		s += lane < warps ? part[b][lane] : 0;
+	return warp_sum(s);
+}
+
+/*
+ * A cluster a row, four columns a thread:
+ *   x[i] += sum over ranks of y[i]
+ *   h[j] = x[i] * rsqrt(mean x[i]^2 + eps) * w
+ * Moves n * (4 T + 8 + 4 + 2, 4 more with hf) bytes a row.
+ */
+__global__ void __cluster_dims__(SHARE, 1, 1) __launch_bounds__(1024)
+sum_norm(const __grid_constant__ norm_args a)
+{
+	uint32_t j = blockIdx.x / SHARE, i = a.own ? a.own[j] : j;
+	uint32_t n4 = a.n / 4, per = (n4 + SHARE - 1) / SHARE;
+	uint32_t at = blockIdx.x % SHARE * per + threadIdx.x;
+	bool mine = threadIdx.x < per && at < n4;
+	float4 *x = (float4 *)(a.x + (size_t)i * a.n) + at;
+	float4 v = make_float4(0, 0, 0, 0), w = v;
+	float s;
+
+	if (mine) {
+		v = *x;
+		if (a.w)
+			w = ((const float4 *)a.w)[at];
+	}
+	if (a.w)
+		dcpg::cluster_arrive();
+	if (a.T != 0) {
+		dcpg::meet_in(a.peer, blockIdx.x == 0);
+		if (mine)
+			*x = v = v + parts(a, i, at);
+	}
+	if (a.w) {
+		/* all blocks run before one writes to another */
+		dcpg::cluster_wait();
+		s = cluster_sum(v.x * v.x + v.y * v.y + v.z * v.z +
+		    v.w * v.w);
+		s = rsqrtf(s / (float)a.n + a.eps);
+		v = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
+		    v.w * s * w.w);
+		if (mine)
+			((bf16x4 *)(a.h + (size_t)j * a.n))[at] = bf16_of(v);
+		if (mine && a.hf)
+			((float4 *)(a.hf + (size_t)j * a.n))[at] = v;
+	}
+	if (a.T != 0)
+		dcpg::meet_out(a.peer, gridDim.x);
+}
+
+/* On the device before a peer spins in it there, as dcpg_peer_init's. */
+int
+dcpg_norm_init(void)
+{
+	cudaFuncAttributes f;
+
+	return cudaFuncGetAttributes(&f, sum_norm) == cudaSuccess ? 0 : -EIO;
+}
+
+static int
+launch(dcpg_rank *r, const norm_args *a, uint32_t rows)
+{
+	uint32_t per = (a->n / 4 + SHARE - 1) / SHARE;
+
+	if (rows == 0)
+		return 0;
+	/* a meeting takes a thread for each rank */
+	per = std::max((per + 31) / 32 * 32, DCPK_MAX_RANKS + 0u);
+	cudaSetDevice(r->dev);
+	sum_norm<<<rows * SHARE, per, 0, r->st>>>(*a);
+	return DCPG_LAUNCHED("sum_norm");
+}
+
+/* Whether the sum before a layer has already made its h. */
+static bool
+normed(const dcpk_ctx *c, uint32_t layer)
+{
+	return layer != 0 && c->r[0].own == NULL;
+}
+
+int
+dcpg_in_norm(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	norm_args a = {};
+
+	if (normed(c, layer))
+		return 0;
+	a.x = r->x;
+	a.w = r->layer[layer].in_norm;
+	a.own = r->own;
+	a.eps = c->s.model.eps;
+	a.h = r->h;
+	a.n = c->s.model.hidden;
+	return launch(r, &a, r->m);
+}
+
+/* The norm that follows: the FFN's, or the next layer's. */
+static void
+next_norm(dcpk_ctx *c, dcpg_rank *r, bool attention, uint32_t layer,
+    norm_args *a)
+{
+	const dcpk_model *m = &c->s.model;
+
+	a->eps = m->eps;
+	a->h = r->h;
+	if (attention) {
+		a->w = r->layer[layer].post_norm;
+		a->hf = m->sparse[layer] ? r->hf : NULL;
+	} else if (layer + 1 < m->layers && normed(c, layer + 1)) {
+		a->w = r->layer[layer + 1].in_norm;
+	}
+}
+
+/* Through NCCL, where all ranks have partials of the same rows. */
+static int
+sum_nccl(dcpk_ctx *c, bool attention)
+{
+	float *y[DCPK_MAX_RANKS];
+
+	for (uint32_t i = 0; i < c->W; i++)
+		y[i] = attention ? c->r[i].ya : c->r[i].yf;
+	return dcpg_nccl_sum(c, y, (size_t)c->rows * c->s.model.hidden);
+}
+
+int
+dcpg_sum_norm(dcpk_ctx *c, bool attention, uint32_t layer)
+{
+	bool nccl = c->nccl != NULL && !(attention && c->r[0].owner != NULL);
+	bool inside = c->W > 1 && !nccl && c->s.comm == DCPK_COMM_PEER;
+	int rc = 0;
+
+	if (nccl)
+		rc = sum_nccl(c, attention);
+	else if (!inside)
+		rc = dcpg_meet(c);
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		norm_args a = {};
+
+		a.x = r->x;
+		a.n = c->s.model.hidden;
+		if (nccl) {
+			a.y.p[0] = attention ? r->ya : r->yf;
+			a.T = 1;
+		} else {
+			if (attention)
+				a.y = DCPG_PEERS(c, float, ya);
+			else
+				a.y = DCPG_PEERS(c, float, yf);
+			a.T = c->W;
+		}
+		if (!nccl && attention && r->own != NULL) {
+			a.owner = r->owner;
+			a.jof = r->jof;
+			a.T = c->s.topo.attn_tp;
+		}
+		if (inside)
+			a.peer = dcpg_peer_of(c, r);
+		next_norm(c, r, attention, layer, &a);
+		rc |= launch(r, &a, c->rows);
+	}
+	return rc;
+}
