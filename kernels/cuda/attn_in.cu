@@ -3,162 +3,238 @@
  * quantised once, by the rank that computes it, into new_rows / new_keys; the
  * ranks that hold the token copy those bytes into their pools.
  */
+#include <algorithm>
+
 #include "kernels/cuda/rowops.cuh"
+
+/* RoPE of x[r] in shared memory, by one warp; r <= 256. */
+__device__ static void
+rope_warp(float *x, const float *cs, const float *sn, uint32_t r, bool inter)
+{
+	uint32_t half = r / 2, lane = threadIdx.x % 32;
+	float a[4], b[4];
+
+	__syncwarp();
+#pragma unroll
+	for (uint32_t u = 0; u < 4; u++) {
+		uint32_t i = lane + u * 32;
+
+		if (i < half) {
+			a[u] = inter ? x[2 * i] : x[i];
+			b[u] = inter ? x[2 * i + 1] : x[i + half];
+		}
+	}
+	__syncwarp();
+#pragma unroll
+	for (uint32_t u = 0; u < 4; u++) {
+		uint32_t i = lane + u * 32;
+
+		if (i < half) {
+			x[i] = a[u] * cs[i] - b[u] * sn[i];
+			x[i + half] = b[u] * cs[i] + a[u] * sn[i];
+		}
+	}
+	__syncwarp();
+}
+
+/* Orthonormal, of x[n] in shared memory, by one warp; n a power of two. */
+__device__ static void
+hadamard_warp(float *x, uint32_t n)
+{
+	uint32_t lane = threadIdx.x % 32;
+
+	__syncwarp();
+	for (uint32_t s = 1; s < n; s *= 2) {
+		for (uint32_t i = lane; i < n / 2; i += 32) {
+			uint32_t lo = i / s * 2 * s + i % s;
+			float a = x[lo], b = x[lo + s];
+
+			x[lo] = a + b;
+			x[lo + s] = a - b;
+		}
+		__syncwarp();
+	}
+	for (uint32_t i = lane; i < n; i += 32)
+		x[i] *= rsqrtf((float)n);
+	__syncwarp();
+}
+
+/* x[n] as e4m3 codes in y, by one warp; its scale. */
+__device__ static float
+quantise_warp(const float *x, uint32_t n, uint8_t *y)
+{
+	uint32_t lane = threadIdx.x % 32;
+	float v = 0;
+
+	for (uint32_t d = lane; d < n; d += 32)
+		v = fmaxf(v, fabsf(x[d]));
+	v = warp_max(v) / 448.0f;
+	for (uint32_t d = lane; d < n; d += 32)
+		y[d] = to_e4m3(v > 0 ? x[d] / v : 0);
+	return v;
+}
 
 struct latent_args {
 	dcpk_kv kv, idx;
 	uint32_t q_lora, c, r, dim, row_bytes, key_bytes;
 	float eps;
-	bool full, interleave, hadamard;
+	bool interleave, hadamard;
 	const uint32_t *own;
-	const float *qr, *kvl, *ik, *cos, *sin;
+	const float *first;	/* [m][ld]: q's latent, then at kv_at and k_at */
+	uint32_t ld, kv_at, k_at;
+	const float *cos, *sin;
 	const float *qw, *kvw, *kw, *kb;
 	bf16 *qr16;
 	uint8_t *rows, *keys;
 	float *scales;
+	/* NULL: rows, keys and scales are by row; else they are the pools */
+	const dcpk_row *row;
+	uint32_t D, dr;
 };
 
-/* RoPE of x[r] in shared memory; out of place through registers. */
-__device__ static void
-rope_shared(float *x, const float *cs, const float *sn, uint32_t r, bool inter)
+__device__ static inline size_t
+place(const dcpk_row &row, uint32_t D)
 {
-	uint32_t half = r / 2, i = threadIdx.x;
-	float a = 0, b = 0;
-
-	if (i < half) {
-		a = inter ? x[2 * i] : x[i];
-		b = inter ? x[2 * i + 1] : x[i + half];
-	}
-	__syncthreads();
-	if (i < half) {
-		x[i] = a * cs[i] - b * sn[i];
-		x[i + half] = b * cs[i] + a * sn[i];
-	}
-	__syncthreads();
+	return (size_t)row.page * (DCPK_PAGE / D) + row.pos % DCPK_PAGE / D;
 }
 
-__device__ static void
-hadamard_shared(float *x, uint32_t n)
+__device__ static inline float
+dot4(float4 v)
 {
-	for (uint32_t s = 1; s < n; s *= 2) {
-		uint32_t i = threadIdx.x;
-		float a = 0, b = 0;
-		uint32_t lo = 0;
-
-		if (i < n / 2) {
-			lo = i / s * 2 * s + i % s;
-			a = x[lo];
-			b = x[lo + s];
-		}
-		__syncthreads();
-		if (i < n / 2) {
-			x[lo] = a + b;
-			x[lo + s] = a - b;
-		}
-		__syncthreads();
-	}
-	if (threadIdx.x < n)
-		x[threadIdx.x] *= rsqrtf((float)n);
-	__syncthreads();
+	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
-/* One block of 256 a row. Shared: c + r floats, then dim floats. */
-__global__ void
-latents(latent_args a)
+/* The latent of q: four columns a thread. */
+__device__ static void
+q_latent(const latent_args &a, uint32_t j, const float *first)
 {
-	extern __shared__ float sm[];
-	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j, half = a.r / 2;
-	const float *qr = a.qr + (size_t)j * a.q_lora;
-	const float *kv = a.kvl + (size_t)j * (a.c + a.r);
-	const float *cs = a.cos + (size_t)i * half;
-	const float *sn = a.sin + (size_t)i * half;
-	uint8_t *row = a.rows + (size_t)i * a.row_bytes;
-	float *k = sm + a.c + a.r, s = 0;
+	bool mine = threadIdx.x < a.q_lora / 4;
+	float4 v = make_float4(0, 0, 0, 0), w = v;
+	float s;
 
-	for (uint32_t d = threadIdx.x; d < a.q_lora; d += blockDim.x)
-		s += qr[d] * qr[d];
-	s = rsqrtf(block_sum(s) / (float)a.q_lora + a.eps);
-	for (uint32_t d = threadIdx.x; d < a.q_lora; d += blockDim.x)
-		a.qr16[(size_t)j * a.q_lora + d] =
-		    __float2bfloat16(qr[d] * s * a.qw[d]);
-
-	s = 0;
-	for (uint32_t d = threadIdx.x; d < a.c; d += blockDim.x)
-		s += kv[d] * kv[d];
-	s = rsqrtf(block_sum(s) / (float)a.c + a.eps);
-	for (uint32_t d = threadIdx.x; d < a.c + a.r; d += blockDim.x)
-		sm[d] = d < a.c ? kv[d] * s * a.kvw[d] : kv[d];
-	__syncthreads();
-	rope_shared(sm + a.c, cs, sn, a.r, true);
-
-	if (a.kv == DCPK_KV_FP8) {
-		uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
-
-		if (w < a.c / 128) {	/* a warp a tile of 128 */
-			float *t = sm + w * 128, m = 0, sc;
-
-			for (uint32_t d = lane; d < 128; d += 32)
-				m = fmaxf(m, fabsf(t[d]));
-			sc = warp_max(m) / 448.0f;
-			for (uint32_t d = lane; d < 128; d += 32)
-				row[w * 128 + d] =
-				    to_e4m3(sc > 0 ? t[d] / sc : 0);
-			if (lane == 0)
-				((float *)(row + a.c))[w] = sc;
-		}
-		for (uint32_t d = threadIdx.x; d < a.r; d += blockDim.x)
-			((bf16 *)(row + a.c + a.c / 128 * 4))[d] =
-			    __float2bfloat16(sm[a.c + d]);
-	} else {
-		for (uint32_t d = threadIdx.x; d < a.c + a.r; d += blockDim.x)
-			((bf16 *)row)[d] = __float2bfloat16(sm[d]);
+	if (mine) {
+		v = ((const float4 *)first)[threadIdx.x];
+		w = ((const float4 *)a.qw)[threadIdx.x];
 	}
-	if (!a.full)
-		return;
+	s = rsqrtf(block_sum(dot4(v)) / (float)a.q_lora + a.eps);
+	if (mine)
+		((bf16x4 *)(a.qr16 + (size_t)j * a.q_lora))[threadIdx.x] =
+		    bf16_of(make_float4(v.x * s * w.x, v.y * s * w.y,
+		    v.z * s * w.z, v.w * s * w.w));
+}
 
-	const float *ik = a.ik + (size_t)j * a.dim;
-	float mean = 0, var = 0, v = 0;
+/* A KV row: four columns of the latent a thread, and a pair to rotate. */
+__device__ static void
+kv_row(const latent_args &a, uint32_t i, const float *kv, uint8_t *row)
+{
+	uint32_t t = threadIdx.x, half = a.r / 2;
+	bool mine = t < a.c / 4, pair = t < half;
+	float4 v = make_float4(0, 0, 0, 0), w = v;
+	float x = 0, y = 0, cs = 0, sn = 0, s;
+	bf16 *tail = (bf16 *)row + a.c;
 
-	for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-		mean += ik[d];
-	mean = block_sum(mean) / (float)a.dim;
-	for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-		var += (ik[d] - mean) * (ik[d] - mean);
-	var = block_sum(var) / (float)a.dim;
-	for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-		k[d] = (ik[d] - mean) * rsqrtf(var + 1e-6f) * a.kw[d] +
-		    a.kb[d];
-	__syncthreads();
-	rope_shared(k, cs, sn, a.r, a.interleave);
-	uint8_t *key = a.keys + (size_t)i * a.key_bytes;
+	if (mine) {
+		v = ((const float4 *)kv)[t];
+		w = ((const float4 *)a.kvw)[t];
+	}
+	if (pair) {
+		x = kv[a.c + 2 * t];
+		y = kv[a.c + 2 * t + 1];
+		cs = a.cos[(size_t)i * half + t];
+		sn = a.sin[(size_t)i * half + t];
+	}
+	s = rsqrtf(block_sum(dot4(v)) / (float)a.c + a.eps);
+	v = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
+	    v.w * s * w.w);
+	if (a.kv == DCPK_KV_FP8) {	/* 128 columns, a scale: a warp */
+		float m = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)),
+		    fmaxf(fabsf(v.z), fabsf(v.w)));
+
+		m = warp_max(m) / 448.0f;
+		if (mine)
+			((uint32_t *)row)[t] = e4m3x4(v, m);
+		if (mine && t % 32 == 0)
+			((float *)(row + a.c))[t / 32] = m;
+		tail = (bf16 *)(row + a.c + a.c / 128 * 4);
+	} else if (mine) {
+		((bf16x4 *)row)[t] = bf16_of(v);
+	}
+	if (pair) {
+		tail[t] = __float2bfloat16(x * cs - y * sn);
+		tail[t + half] = __float2bfloat16(y * cs + x * sn);
+	}
+}
+
+/* An index key, by one warp; x[dim] in shared memory. */
+__device__ static void
+index_key(const latent_args &a, uint32_t i, const float *k, size_t at, float *x)
+{
+	uint32_t lane = threadIdx.x % 32, half = a.r / 2;
+	uint8_t *key = a.keys + at * a.key_bytes;
+	float mean = 0, var = 0;
+
+	for (uint32_t d = lane; d < a.dim; d += 32)
+		mean += x[d] = k[d];
+	mean = warp_sum(mean) / (float)a.dim;
+	for (uint32_t d = lane; d < a.dim; d += 32)
+		var += (x[d] - mean) * (x[d] - mean);
+	var = rsqrtf(warp_sum(var) / (float)a.dim + 1e-6f);
+	for (uint32_t d = lane; d < a.dim; d += 32)
+		x[d] = (x[d] - mean) * var * a.kw[d] + a.kb[d];
+	rope_warp(x, a.cos + (size_t)i * half, a.sin + (size_t)i * half, a.r,
+	    a.interleave);
 	if (a.idx != DCPK_KV_FP8) {
-		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-			((bf16 *)key)[d] = __float2bfloat16(k[d]);
+		for (uint32_t d = lane; d < a.dim; d += 32)
+			((bf16 *)key)[d] = __float2bfloat16(x[d]);
 		return;
 	}
 	if (a.hadamard)
-		hadamard_shared(k, a.dim);
-	for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-		v = fmaxf(v, fabsf(k[d]));
-	v = block_max(v) / 448.0f;
-	for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-		key[d] = to_e4m3(v > 0 ? k[d] / v : 0);
-	if (threadIdx.x == 0)
-		a.scales[i] = v;
+		hadamard_warp(x, a.dim);
+	var = quantise_warp(x, a.dim, key);
+	if (lane == 0)
+		a.scales[at] = var;
+}
+
+/*
+ * Three blocks a row: the latent of q, the KV row, the index key. Rows and keys
+ * go where they stay, if that is here, or where the ranks that keep them find
+ * them.
+ */
+__global__ void __launch_bounds__(1024)
+latents(const __grid_constant__ latent_args a)
+{
+	__shared__ float x[256];
+	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j;
+	const float *first = a.first + (size_t)j * a.ld;
+	size_t at = i;
+
+	if (blockIdx.y == 0) {
+		q_latent(a, j, first);
+		return;
+	}
+	if (a.row) {
+		if (a.row[i].pos % a.D != a.dr)
+			return;
+		at = place(a.row[i], a.D);
+	}
+	if (blockIdx.y == 1)
+		kv_row(a, i, first + a.kv_at, a.rows + at * a.row_bytes);
+	else if (threadIdx.x < 32)
+		index_key(a, i, first + a.k_at, at, x);
 }
 
 struct store_args {
 	dcpg_peers<uint8_t> rows, keys;
 	dcpg_peers<float> scales;
 	const dcpk_row *row;
-	const uint32_t *owner;	/* [rows] CP owner, or NULL */
-	uint32_t D, dr, attn_tp, tp, row_bytes, key_bytes, self;
+	const uint32_t *owner;	/* [rows] CP owner */
+	uint32_t D, dr, attn_tp, tp, row_bytes, key_bytes;
 	uint8_t *pool, *kpool;
 	float *spool;
 	bool full;
 };
 
-/* One block a row: its bytes into this rank's pool, if it lives here. */
+/* CP prefill. One block a row: into this rank's pool, if it lives here. */
 __global__ void
 store_rows(store_args a)
 {
@@ -168,8 +244,8 @@ store_rows(store_args a)
 
 	if (row.pos % a.D != a.dr)
 		return;
-	from = a.owner ? a.owner[i] * a.attn_tp + a.tp : a.self;
-	at = (size_t)row.page * (DCPK_PAGE / a.D) + row.pos % DCPK_PAGE / a.D;
+	from = a.owner[i] * a.attn_tp + a.tp;
+	at = place(row, a.D);
 	const uint32_t *s = (const uint32_t *)(a.rows.p[from] +
 	    (size_t)i * a.row_bytes);
 	uint32_t *d = (uint32_t *)(a.pool + at * a.row_bytes);
@@ -186,6 +262,8 @@ store_rows(store_args a)
 		a.spool[at] = a.scales.p[from][i];
 }
 
+enum { QUERY_THREADS = 256 };
+
 struct query_args {
 	const uint32_t *own;
 	const bf16 *qh;		/* [m][heads][n+r] */
@@ -193,77 +271,84 @@ struct query_args {
 	const float *cos, *sin;
 	uint32_t heads, n, r, c;
 	/* indexer */
-	float *iq, *iw;		/* [m][hi][dim], [m][hi] */
-	uint8_t *iq8;		/* the e4m3 codes too, or NULL */
+	float *iq;		/* [m][hi][dim] */
+	const float *wx;	/* [m][ld] the heads' weights, as multiplied */
+	uint32_t ld;
+	float *iw;		/* [m][hi] with every factor */
+	uint8_t *iq8;		/* the e4m3 codes instead of iq, or NULL */
 	uint32_t hi, dim;
 	bool interleave, hadamard, fp8;
 };
 
-/* RoPE tail of each head: one block a row, threads over (head, pair). */
-__global__ void
-rope_queries(query_args a)
+/* RoPE tail of each head: a thread a pair. */
+__global__ void __launch_bounds__(QUERY_THREADS)
+rope_queries(const __grid_constant__ query_args a)
 {
 	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j, half = a.r / 2;
-	const float *cs = a.cos + (size_t)i * half;
-	const float *sn = a.sin + (size_t)i * half;
+	uint32_t e = blockIdx.y * QUERY_THREADS + threadIdx.x;
+	uint32_t h = e / half, p = e % half;
 
-	for (uint32_t e = threadIdx.x; e < a.heads * half; e += blockDim.x) {
-		uint32_t h = e / half, p = e % half;
-		const bf16 *x = a.qh + ((size_t)j * a.heads + h) * (a.n + a.r) +
-		    a.n;
-		bf16 *y = a.q + ((size_t)j * a.heads + h) * (a.c + a.r) + a.c;
-		float u = __bfloat162float(x[2 * p]);
-		float v = __bfloat162float(x[2 * p + 1]);
+	if (h >= a.heads)
+		return;
+	const __nv_bfloat162 *x = (const __nv_bfloat162 *)(a.qh +
+	    ((size_t)j * a.heads + h) * (a.n + a.r) + a.n);
+	bf16 *y = a.q + ((size_t)j * a.heads + h) * (a.c + a.r) + a.c;
+	float cs = a.cos[(size_t)i * half + p];
+	float sn = a.sin[(size_t)i * half + p];
+	float2 v = __bfloat1622float2(x[p]);
 
-		y[p] = __float2bfloat16(u * cs[p] - v * sn[p]);
-		y[p + half] = __float2bfloat16(v * cs[p] + u * sn[p]);
-	}
+	y[p] = __float2bfloat16(v.x * cs - v.y * sn);
+	y[p + half] = __float2bfloat16(v.y * cs + v.x * sn);
 }
 
 /*
- * Index query: one block (>= dim threads) per (row, index head). The head's
- * weight gets hi^-.5, dim^-.5 and, for fp8 keys, the query's own scale.
+ * An index query, by one warp; x[dim] in shared memory. The head's weight gets
+ * hi^-.5, dim^-.5 and, for fp8 keys, the query's own scale.
  */
-__global__ void
-index_queries(query_args a)
+__device__ static void
+index_of_head(const query_args &a, uint32_t j, uint32_t i, uint32_t h, float *x)
 {
-	extern __shared__ float x[];
-	uint32_t j = blockIdx.x, h = blockIdx.y, i = a.own ? a.own[j] : j;
-	uint32_t half = a.r / 2;
-	float *q = a.iq + ((size_t)j * a.hi + h) * a.dim, f, v = 0;
+	size_t at = (size_t)j * a.hi + h;
+	uint32_t lane = threadIdx.x % 32, half = a.r / 2;
+	float *q = a.iq + at * a.dim, wx = a.wx[(size_t)j * a.ld + h];
+	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), v = 0;
 
-	for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
+	for (uint32_t d = lane; d < a.dim; d += 32)
 		x[d] = q[d];
-	__syncthreads();
-	rope_shared(x, a.cos + (size_t)i * half, a.sin + (size_t)i * half, a.r,
+	rope_warp(x, a.cos + (size_t)i * half, a.sin + (size_t)i * half, a.r,
 	    a.interleave);
-	f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim);
-	if (a.fp8) {
-		if (a.hadamard)
-			hadamard_shared(x, a.dim);
-		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-			v = fmaxf(v, fabsf(x[d]));
-		v = block_max(v) / 448.0f;
-		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
-			uint8_t b = to_e4m3(v > 0 ? x[d] / v : 0);
-
-			if (a.iq8)
-				a.iq8[((size_t)j * a.hi + h) * a.dim + d] = b;
-			else
-				q[d] = from_e4m3(b);
-		}
-		f *= v;
+	if (a.fp8 && a.hadamard)
+		hadamard_warp(x, a.dim);
+	if (a.fp8 && a.iq8) {
+		f *= quantise_warp(x, a.dim, a.iq8 + at * a.dim);
 	} else {
-		for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
-			q[d] = x[d];
+		for (uint32_t d = lane; a.fp8 && d < a.dim; d += 32)
+			v = fmaxf(v, fabsf(x[d]));
+		v = warp_max(v) / 448.0f;
+		for (uint32_t d = lane; d < a.dim; d += 32)
+			q[d] = !a.fp8 ? x[d] :
+			    from_e4m3(to_e4m3(v > 0 ? x[d] / v : 0));
+		f *= a.fp8 ? v : 1;
 	}
-	if (threadIdx.x == 0)
-		a.iw[(size_t)j * a.hi + h] *= f;
+	if (lane == 0)
+		a.iw[at] = wx * f;
+}
+
+__global__ void __launch_bounds__(QUERY_THREADS)
+index_queries(const __grid_constant__ query_args a)
+{
+	extern __shared__ float sm[];
+	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j;
+	uint32_t w = threadIdx.x / 32;
+	uint32_t h = blockIdx.y * (QUERY_THREADS / 32) + w;
+
+	if (h < a.hi)
+		index_of_head(a, j, i, h, sm + w * a.dim);
 }
 
 static int
 linear(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *w, const bf16 *x, void *y,
-    bool f32, uint32_t m)
+    bool f32, uint32_t ldy)
 {
 	dcpg_prod p = {};
 
@@ -273,13 +358,38 @@ linear(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *w, const bf16 *x, void *y,
 	p.x = x;
 	p.y = y;
 	p.y_f32 = f32;
-	p.m = m;
+	p.m = r->m;
 	p.n = w->n;
 	p.k = w->k;
 	p.ldw = w->k;
 	p.ldx = w->k;
-	p.ldy = w->n;
+	p.ldy = ldy;
 	return dcpg_product(r, &p);
+}
+
+/* What h is multiplied with, side by side in r->first: the stack (weights.cu)
+ * and what is not part of it. */
+static int
+first_products(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	dcpg_layer *l = &r->layer[layer];
+	dcpg_first f = dcpg_first_of(&c->s.model, layer);
+	int rc = dcpg_in_norm(c, r, layer);
+
+	if (l->first.w != NULL)
+		rc |= linear(c, r, &l->first, r->h, r->first, true, f.ld);
+	if (l->q_a.w != NULL)
+		rc |= linear(c, r, &l->q_a, r->h, r->first, true, f.ld);
+	if (l->kv_a.w != NULL)
+		rc |= linear(c, r, &l->kv_a, r->h, r->first + f.kv, true,
+		    f.ld);
+	if (l->idx_k.w != NULL)
+		rc |= linear(c, r, &l->idx_k, r->h, r->first + f.k, true,
+		    f.ld);
+	if (l->idx_w.w != NULL)
+		rc |= linear(c, r, &l->idx_w, r->h, r->first + f.w, true,
+		    f.ld);
+	return rc;
 }
 
 /* norm, first products, latents: everything before rows change hands */
@@ -287,19 +397,15 @@ static int
 first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
+	dcpg_first f = dcpg_first_of(m, layer);
 	dcpg_layer *l = &r->layer[layer];
 	latent_args a = {};
+	uint32_t wide;
 	int rc;
 
 	if (r->m == 0)
 		return 0;
-	rc = dcpg_in_norm(c, r, layer);
-	rc |= linear(c, r, &l->q_a, r->h, r->qr, true, r->m);
-	rc |= linear(c, r, &l->kv_a, r->h, r->kv, true, r->m);
-	if (m->full[layer]) {
-		rc |= linear(c, r, &l->idx_k, r->h, r->ik, true, r->m);
-		rc |= linear(c, r, &l->idx_w, r->h, r->iw, true, r->m);
-	}
+	rc = first_products(c, r, layer);
 	a.kv = c->s.kv;
 	a.idx = c->s.idx;
 	a.q_lora = m->q_lora;
@@ -309,13 +415,13 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.row_bytes = c->row_bytes;
 	a.key_bytes = c->key_bytes;
 	a.eps = m->latent_eps;
-	a.full = m->full[layer] != 0;
 	a.interleave = m->idx_interleave;
 	a.hadamard = m->idx_hadamard;
 	a.own = r->own;
-	a.qr = r->qr;
-	a.kvl = r->kv;
-	a.ik = r->ik;
+	a.first = r->first;
+	a.ld = f.ld;
+	a.kv_at = f.kv;
+	a.k_at = f.k;
 	a.cos = r->cos;
 	a.sin = r->sin;
 	a.qw = l->q_a_norm;
@@ -326,7 +432,16 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.rows = r->new_rows;
 	a.keys = r->new_keys;
 	a.scales = r->new_scales;
-	latents<<<r->m, 256, (a.c + a.r + a.dim) * sizeof(float), r->st>>>(a);
+	if (r->owner == NULL) {		/* every rank has every row */
+		a.rows = dcpg_pool_rows(c, r, layer);
+		a.keys = dcpg_pool_keys(c, r, layer, &a.scales);
+		a.row = DCPG_PLAN(c, r, dcpk_row, rows_off);
+		a.D = c->D;
+		a.dr = r->dr;
+	}
+	wide = std::max({ a.q_lora / 4, a.c / 4, a.r / 2, 32u });
+	latents<<<dim3(r->m, m->full[layer] ? 3 : 2), (wide + 31) / 32 * 32,
+	    0, r->st>>>(a);
 	return rc | DCPG_LAUNCHED("latents");
 }
 
@@ -346,7 +461,6 @@ store(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.tp = r->tp;
 	a.row_bytes = c->row_bytes;
 	a.key_bytes = c->key_bytes;
-	a.self = r->id;
 	a.full = c->s.model.full[layer] != 0;
 	a.pool = dcpg_pool_rows(c, r, layer);
 	a.kpool = dcpg_pool_keys(c, r, layer, &a.spool);
@@ -372,7 +486,7 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 		return 0;
 	qb.w += (size_t)h0 * qd * m->q_lora;	/* FP8: h0 is 0, see keep.h */
 	qb.n = heads * qd;
-	rc = linear(c, r, &qb, r->qr16, r->qh, false, r->m);
+	rc = linear(c, r, &qb, r->qr16, r->qh, false, qb.n);
 	p.w = l->uk.w + (size_t)h0 * m->kv_lora * m->nope;
 	p.x = r->qh;
 	p.y = r->q;
@@ -396,7 +510,8 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.n = m->nope;
 	a.r = m->rope;
 	a.c = m->kv_lora;
-	rope_queries<<<r->m, 256, 0, r->st>>>(a);
+	rope_queries<<<dim3(r->m, (heads * (a.r / 2) + QUERY_THREADS - 1) /
+	    QUERY_THREADS), QUERY_THREADS, 0, r->st>>>(a);
 	return rc | DCPG_LAUNCHED("rope_queries");
 }
 
@@ -404,17 +519,22 @@ static int
 index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
+	dcpg_first f = dcpg_first_of(m, layer);
+	dcpg_mat *qb = &r->layer[layer].idx_q_b;
+	uint32_t warps = QUERY_THREADS / 32;
 	query_args a = {};
 	int rc;
 
 	if (r->m == 0 || !m->full[layer])
 		return 0;
-	rc = linear(c, r, &r->layer[layer].idx_q_b, r->qr16, r->iq, true, r->m);
+	rc = linear(c, r, qb, r->qr16, r->iq, true, qb->n);
 	a.own = r->own;
 	a.cos = r->cos;
 	a.sin = r->sin;
 	a.r = m->rope;
 	a.iq = r->iq;
+	a.wx = r->first + f.w;
+	a.ld = f.ld;
 	a.iw = r->iw;
 	a.iq8 = c->fast_index ? r->iq8 : NULL;
 	a.hi = m->idx_heads;
@@ -422,8 +542,8 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.interleave = m->idx_interleave;
 	a.hadamard = m->idx_hadamard;
 	a.fp8 = c->s.idx == DCPK_KV_FP8;
-	index_queries<<<dim3(r->m, m->idx_heads), 128, a.dim * sizeof(float),
-	    r->st>>>(a);
+	index_queries<<<dim3(r->m, (a.hi + warps - 1) / warps), QUERY_THREADS,
+	    warps * a.dim * sizeof(float), r->st>>>(a);
 	return rc | DCPG_LAUNCHED("index_queries");
 }
 
@@ -477,7 +597,8 @@ dcpg_attn_in_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 		rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
-		rc |= store(c, &c->r[i], layer);
+		if (c->r[i].owner != NULL)
+			rc |= store(c, &c->r[i], layer);
 	}
 	/* With events each meeting has all of a rank's work before it. */
 	if (!c->prefill && c->s.model.full[layer] &&

@@ -245,9 +245,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->x = TAKE(M * m->hidden, float);
 	r->h = TAKE(M * m->hidden, bf16);
 	r->hf = TAKE(M * m->hidden, float);
-	r->qr = TAKE(M * m->q_lora, float);
-	r->kv = TAKE(M * cr, float);
-	r->ik = TAKE(M * m->idx_dim, float);
+	r->first = TAKE(M * dcpg_first_of(m, 0).ld, float);
 	r->iw = TAKE(M * m->idx_heads, float);
 	r->qr16 = TAKE(M * m->q_lora, bf16);
 	r->qh = TAKE(M * c->Hp * (m->nope + m->rope), bf16);
@@ -427,7 +425,9 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 		return fail(err, -EINVAL, "cuda: bad topology");
 	if (m->rope > 256 || m->rope % 4 != 0 || m->kv_lora % 8 != 0 ||
 	    m->idx_dim > 256 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
-	    m->topk > 8192 || m->hidden % 4 != 0 || m->hidden > 16384)
+	    m->topk > 8192 || m->hidden % 4 != 0 || m->hidden > 16384 ||
+	    m->q_lora % 4 != 0 || m->q_lora > 4096 || m->kv_lora > 4096 ||
+	    m->nope % 2 != 0)
 		return fail(err, -EINVAL, "cuda: model shape out of range");
 	if ((s->kv == DCPK_KV_FP8 && (m->kv_lora != 512 || m->rope != 64)) ||
 	    (s->idx == DCPK_KV_FP8 && m->idx_dim != 128))

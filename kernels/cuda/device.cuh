@@ -39,6 +39,8 @@ struct dcpg_layer {		/* of one rank */
 	float *in_norm, *post_norm, *q_a_norm, *kv_a_norm;
 	float *k_norm_w, *k_norm_b, *router_bias, *router;
 	dcpg_mat q_a, kv_a, idx_q_b, idx_k, idx_w;
+	dcpg_mat first;		/* those of q_a, idx_k, kv_a, idx_w that could
+				   be stacked, whose w is then NULL */
 	dcpg_mat q_b;		/* [heads of the attn_tp slice * (n+r)] */
 	dcpg_mat uk, uv;	/* [heads][c][n], [heads][v][c] */
 	dcpg_mat o;		/* [hidden][heads * v] */
@@ -75,14 +77,14 @@ struct dcpg_rank {
 	float *x;		/* [M][hidden] residual stream */
 	bf16 *h;		/* [M][hidden] normed */
 	float *hf;		/* the same, f32, for the router */
-	float *qr, *kv, *ik, *iw;	/* [m] x q_lora, c+r, idx_dim, heads */
+	float *first;		/* [m][ld]: products with h, see dcpg_first */
 	bf16 *qr16;		/* [m][q_lora] normed */
 	bf16 *qh;		/* [m][h][n+r] */
 	bf16 *q;		/* [m][h][c+r] absorbed, roped */
 	uint32_t *flags;	/* DCPK_COMM_PEER: peer.cu's words, two lanes */
 	bf16 *qg;		/* [M][Hg][c+r] gathered over the group */
 	float *iq;		/* [M][idx_heads][idx_dim] */
-	float *iwf;		/* [M][idx_heads] with every factor */
+	float *iw;		/* [M][idx_heads] with every factor */
 	uint8_t *new_rows, *new_keys;	/* [M] packed, of this rank's rows */
 	float *new_scales;
 	float *scores;		/* [rows][shard or context] */
@@ -202,6 +204,25 @@ int dcpg_fork(dcpg_rank *);
 void dcpg_aside(dcpg_rank *);
 int dcpg_joins(dcpg_rank *);
 int dcpg_join(dcpk_ctx *);
+
+/* Where in a row of r->first the products stand: q's latent at 0, then the
+ * index key, the KV latent and the heads' weights. */
+struct dcpg_first {
+	uint32_t k, kv, w, ld;
+};
+
+static inline dcpg_first
+dcpg_first_of(const dcpk_model *m, uint32_t layer)
+{
+	dcpg_first f;
+
+	f.k = m->q_lora;
+	f.kv = f.k + (m->full[layer] ? m->idx_dim : 0);
+	f.w = f.kv + m->kv_lora + m->rope;
+	f.ld = (m->q_lora + m->idx_dim + m->kv_lora + m->rope + m->idx_heads +
+	    3) / 4 * 4;
+	return f;
+}
 
 /* nccl.cu */
 int dcpg_nccl_open(dcpk_ctx *, dcpk_err *);

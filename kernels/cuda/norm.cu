@@ -232,7 +232,7 @@ dcpg_sum_norm(dcpk_ctx *c, bool attention, uint32_t layer)
 			a.T = c->s.topo.attn_tp;
 		}
 		if (inside)
-			a.peer = dcpg_peer_of(c, r);
+			a.peer = dcpg_peer_of(c, r, 0);
 		next_norm(c, r, attention, layer, &a);
 		rc |= launch(r, &a, c->rows);
 	}

@@ -81,6 +81,16 @@ bf16_of(float4 v)
 		__floats2bfloat162_rn(v.z, v.w) };
 }
 
+/* v / scale as four codes in order of address; scale 0: zeros. */
+__device__ static inline uint32_t
+e4m3x4(float4 v, float scale)
+{
+	if (!(scale > 0))
+		return 0;
+	return to_e4m3(v.x / scale) | to_e4m3(v.y / scale) << 8 |
+	    to_e4m3(v.z / scale) << 16 | (uint32_t)to_e4m3(v.w / scale) << 24;
+}
+
 /* Element d of a KV row (c + r elements). */
 __device__ static inline float
 row_at(const uint8_t *row, enum dcpk_kv kv, uint32_t c, uint32_t d)

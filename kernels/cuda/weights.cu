@@ -55,6 +55,7 @@ dcpg_weights_free(dcpk_ctx *c)
 			void *all[] = { l->in_norm, l->post_norm, l->q_a_norm,
 				l->kv_a_norm, l->k_norm_w, l->k_norm_b,
 				l->router_bias, l->router, l->q_a.w, l->kv_a.w,
+				l->first.w,
 				l->idx_q_b.w, l->idx_k.w, l->idx_w.w,
 				l->q_b.w, l->uk.w, l->uv.w, l->o.w, l->gate.w,
 				l->up.w, l->down.w, l->e_gate, l->e_up,
@@ -307,10 +308,78 @@ dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
 	return rc;
 }
 
+/* Its codes or values, and its scales, from row `at` of the stack. */
+static int
+stack_part(const dcpg_mat *to, const dcpg_mat *p, uint32_t at)
+{
+	size_t el = to->scale ? 1 : sizeof(bf16);
+	uint32_t ld = dcpk_fp8_scale_ld(p->k);
+	int rc = dcpg_ok(cudaMemcpy((char *)to->w + (size_t)at * to->k * el,
+	    p->w, (size_t)p->n * p->k * el, cudaMemcpyDeviceToDevice),
+	    "stack");
+
+	if (to->scale)
+		rc |= dcpg_ok(cudaMemcpy(to->scale + (size_t)at / 128 * ld,
+		    p->scale, (size_t)(p->n + 127) / 128 * ld * 4,
+		    cudaMemcpyDeviceToDevice), "stack");
+	return rc;
+}
+
+/*
+ * The matrices that h is multiplied with, one below the other, for one product
+ * instead of four. In the order of dcpg_first's columns, as far as they are of
+ * one form and, where that is e4m3, begin at a block of scales. Bytes stay what
+ * they were.
+ */
+static int
+stack_first(dcpg_rank *r, dcpg_layer *l, dcpk_err *err)
+{
+	dcpg_mat *all[] = { &l->q_a, &l->idx_k, &l->kv_a, &l->idx_w };
+	dcpg_mat *part[4], s = {};
+	uint32_t n = 0, at = 0;
+	bool fp8 = l->q_a.scale != NULL;
+	size_t bytes;
+	int rc = 0;
+
+	for (dcpg_mat *p : all) {
+		if (!p->loaded)		/* a layer without an indexer */
+			continue;
+		if ((p->scale != NULL) != fp8 || (fp8 && s.n % 128 != 0))
+			break;
+		part[n++] = p;
+		s.n += p->n;
+	}
+	if (n < 2)
+		return 0;
+	s.k = l->q_a.k;
+	bytes = fp8 ? dcpk_fp8_bytes(s.n, s.k) : (size_t)s.n * s.k * 2;
+	cudaSetDevice(r->dev);
+	if (cudaMalloc(&s.w, bytes) != cudaSuccess)
+		return fail(err, -ENOMEM, "cuda: rank %u: no memory for %zu "
+		    "bytes of weights", r->id, bytes);
+	if (fp8)
+		s.scale = (float *)((uint8_t *)s.w + (size_t)s.n * s.k);
+	for (uint32_t i = 0; rc == 0 && i < n; i++) {
+		rc = stack_part(&s, part[i], at);
+		at += part[i]->n;
+	}
+	if (rc == 0)
+		rc = dcpg_ok(cudaDeviceSynchronize(), "stack");
+	for (uint32_t i = 0; rc == 0 && i < n; i++) {
+		cudaFree(part[i]->w);
+		part[i]->w = NULL;
+		part[i]->scale = NULL;
+	}
+	l->first = s;
+	return rc == 0 ? 0 : fail(err, -EIO, "cuda: rank %u: weights could "
+	    "not be stacked", r->id);
+}
+
 int
 dcpg_ready(dcpk_ctx *c, dcpk_err *err)
 {
 	const dcpk_model *m = &c->s.model;
+	int rc;
 
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
@@ -340,6 +409,9 @@ dcpg_ready(dcpk_ctx *c, dcpk_err *err)
 			if (!ok)
 				return fail(err, -ENOENT, "rank %u, layer %u: "
 				    "a tensor was not loaded", i, k);
+			rc = stack_first(r, &r->layer[k], err);
+			if (rc != 0)
+				return rc;
 		}
 	}
 	/* where each rank's columns of the logits begin, for rank 0 */

@@ -108,8 +108,8 @@ LAYOUTS_2 = [dict(tp=2), dict(tp=2, dcp=2, way="q"),
 
 
 def base_job(p, how):
-    return dict(model=TINY, prompts=p, decode=24, chunk=256, batch=5,
-                kv="bf16", idx="fp8", **how)
+    return dict(dict(model=TINY, prompts=p, decode=24, chunk=256, batch=5,
+                     kv="bf16", idx="fp8"), **how)
 
 
 def name(how):
@@ -117,7 +117,8 @@ def name(how):
 
 
 def part_plain(gpu, cpu, p, n):
-    for how in LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []):
+    for how in (LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []) +
+                [dict(LAYOUTS_1[-1], kv="fp8")]):
         c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
         compare(gpu.run(**base_job(p, how)), cpu.run(**base_job(p, c)),
                 GAP["cpu"], f"plain {name(how)} against the CPU")
