@@ -34,7 +34,7 @@ RECORDED = tests/data/http/anthropic.json tests/data/http/curl.json \
 EXTRA_DIST += $(PARITY_TESTS) $(MODEL_TESTS) $(CLIENT_TESTS) tests/lib/parity.py \
 	tests/lib/dcpclient.py tests/lib/daemon.py tools/accuracy \
 	tests/lib/eval_rows.py tests/lib/httpd.py tests/lib/suite.py \
-	tests/lib/venv_for.py tests/lib/requirements-clients.txt \
+	tests/lib/gram_walk.py tests/lib/venv_for.py tests/lib/requirements-clients.txt \
 	tests/lib/requirements-eval.txt tools/record_requests.py \
 	$(RECORDED) \
 	tests/bench/trace_table.py \

@@ -5,11 +5,9 @@ makes of it must be calls of the tools that were offered, with arguments that
 satisfy the tool's schema, says jsonschema from PyPI. A schema that cannot be
 held is refused by the tool's name and the keyword's.
 """
-import collections
 import json
 import os
 import re
-import subprocess
 import sys
 
 SRC = os.path.dirname(os.path.dirname(os.path.dirname(
@@ -20,11 +18,11 @@ import venv_for  # noqa: E402
 venv_for.use("schemas")
 import jsonschema  # noqa: E402
 
+import gram_walk  # noqa: E402
 import schemas  # noqa: E402
 from schemas import I, N, S, arr, obj  # noqa: E402
 
 LONG = os.environ.get("DCPD_TEST_LONG") == "1"
-WALK = os.path.join(os.environ.get("builddir", "."), "tests/grammar/gram_walk")
 PARSERS = {"glm": ("models/dcp-tiny", "<|endoftext|>"),
            "dsv32": ("tests/data/tok/tok-ds", "<｜end▁of▁sentence｜>")}
 
@@ -32,16 +30,7 @@ PARSERS = {"glm": ("models/dcp-tiny", "<|endoftext|>"),
 def walk(parser, options, samples, seed):
     """[[answer]] by options."""
     model, eos = PARSERS[parser]
-    text = "".join(json.dumps(o) + "\n" for o in options)
-    r = subprocess.run([WALK, os.path.join(SRC, model), str(samples),
-                        str(seed), parser, eos], input=text,
-                       capture_output=True, text=True, timeout=3000)
-    assert r.returncode == 0, (r.returncode, r.stderr[-2000:])
-    out = collections.defaultdict(list)
-    for line in r.stdout.splitlines():
-        a = json.loads(line)
-        out[a["line"]].append(a)
-    return [out[i] for i in range(len(options))]
+    return gram_walk.walk(options, samples, seed, model, parser, eos)
 
 
 def tool(name, parameters=None):
