@@ -103,8 +103,9 @@ want="1 one
 [ "$out" = "$want" ] || fail "poll_many printed $out"
 
 # A program outside the tree outlives the daemon: killed three times, ended
-# twice. A kill is seen within 100 ms, the best of these times: the machine may
-# be busy.
+# twice. It waits without a timeout and no other daemon starts before it has
+# said that it lost this one: the kill itself has told it. How soon is for
+# t_ring_kill to bound, and only printed here.
 start_daemon() {
 	"$daemon" --engine null --null-step-us 5000 --socket "$DCPD_SOCKET" \
 		>>daemon.log 2>&1 &
@@ -146,8 +147,7 @@ while [ $n -lt 5 ]; do
 done
 wait_line answered $(($(lines answered) + 2))
 kill "$program"
-[ $best -lt 100 ] || fail "the end was seen after $best ms at best: $(cat seen)"
-echo "five ends of the daemon outlived; a kill is seen after $best ms"
+echo "five ends of the daemon outlived; a kill was seen after $best ms at best"
 
 # Each function of the header has a page of its own.
 for f in $(sed -n 's/.*\b\(dcp_[a-z_]*\)(.*/\1/p' \
