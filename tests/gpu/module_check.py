@@ -228,7 +228,8 @@ def fp8_against_cpu(gpu, cpu, n):
                prompts=[rng.integers(2, 4096, m).tolist()
                         for m in (65, 130, 1)])
     want = cpu.run(**job, tp=1, quant_act=True)
-    for how in [dict(tp=1)] + (LAYOUTS_2 if n > 1 else []):
+    graphs = dict(tp=2, dcp=2, way="q", comm="peer", graph_rows=8)
+    for how in [dict(tp=1)] + ([*LAYOUTS_2, graphs] if n > 1 else []):
         got = gpu.run(**job, **how, fp8_weights=True)
         err = want.get("error") or got.get("error")
         d = np.array([1.0])
