@@ -268,7 +268,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		if (c->D > 1) {
 			r->offer = TAKE(n * DCPG_OFFER_CAP, uint64_t);
 			r->offer_n = TAKE(n, uint32_t);
-			r->edge = TAKE(n * 4, uint32_t);
+			r->window = TAKE(n, struct dcpg_window);
 		}
 	}
 	r->lse_unused = TAKE(M * c->Hp, float);

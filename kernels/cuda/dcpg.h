@@ -94,7 +94,9 @@ int dcpg_index_quant(const struct dcpg_index_quant *, void *stream);
  * score[i][j] = kscale[r] * sum_h w[i][h] * max(0, q8[i][h] . keys[r]) for
  * the local keys j < len[i] of query row i; r = table[i][j / P] * P + j % P
  * is key j's pool row. Where hist is not NULL, counts of dcpg_digit(score)
- * are added to hist[i], which the caller has zeroed.
+ * are added to hist[i], which the caller has zeroed. max_len is a bound.
+ *
+ * `table`, `table_at` and `len` are older than the kernel before: read early.
  */
 struct dcpg_index_score {
 	const uint8_t *q8;	/* [rows][heads][128] e4m3 */
@@ -108,8 +110,6 @@ struct dcpg_index_score {
 	uint32_t rows, heads;	/* heads: 8, 16, 32, 64 */
 	uint32_t stride, max_len;
 	uint32_t page_rows;	/* P = 64 / D */
-	bool even;		/* max_len is a bound, as in a graph: blocks
-				   share a row's len[i] evenly instead */
 	uint32_t *clear;	/* [rows] set to zero, or NULL */
 };
 
@@ -166,14 +166,21 @@ int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
  * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
  * list is ascending in j and holds pool rows.
  *
- * D > 1: two calls, before each of which the ranks meet: by events, or inside
- * (`peer`). dcpg_select_offer sums the ranks' histograms and puts this rank's
- * keys of the boundary bin where the others find them; dcpg_select takes those
- * of all ranks, and where some rank had more than an offer holds, its scores.
+ * D > 1: two calls. dcpg_select_offer puts those of this rank's keys that are
+ * near the boundary where the others find them; dcpg_select takes them, after
+ * the ranks have met: by events, or inside (`peer`). Where they do not do, it
+ * reads all ranks' scores.
+ *
+ * `table`, `table_at` and `len` are older than the kernel before: read early.
  */
+struct dcpg_window {	/* of a rank's row: what it offers */
+	uint32_t lo, hi;	/* keys (digit.cuh) lo <= key < hi */
+	uint32_t above, n;	/* how many are above, and in it */
+};
+
 struct dcpg_select {
 	const float *score;	/* [rows][stride] */
-	const uint32_t *hist;	/* D = 1: [rows][DCPG_BINS] */
+	const uint32_t *hist;	/* [rows][DCPG_BINS] */
 	const uint32_t *table, *table_at, *len;	/* as for the scores */
 	uint32_t *list;		/* [rows][list_stride] */
 	uint32_t *count;	/* [rows] */
@@ -182,13 +189,12 @@ struct dcpg_select {
 	uint32_t *clear;	/* set to zero when read, for the next scores:
 				   the histogram to which they add, or NULL */
 	/* D > 1; arrays by rank of the group, in that rank's memory */
-	uint32_t *edge;		/* [rows][4]: from the first call to the second */
 	uint32_t cap;		/* keys that an offer holds */
+	uint32_t *offered;	/* [rows], this rank's, zeroed before */
 	const uint32_t *total;	/* [rows]: keys of all ranks together */
-	const uint32_t *hists[DCPK_MAX_RANKS];	/* [rows][DCPG_BINS] */
 	const float *scores[DCPK_MAX_RANKS];	/* [rows][stride] */
 	uint64_t *offers[DCPK_MAX_RANKS];	/* [rows][cap] */
-	uint32_t *offered[DCPK_MAX_RANKS];	/* [rows], zeroed before */
+	struct dcpg_window *windows[DCPK_MAX_RANKS];	/* [rows] */
 	struct dcpg_peer peer;	/* world 0: they have met */
 };
 

@@ -94,8 +94,9 @@ struct dcpg_rank {
 	uint32_t *table_at, *shard_n;	/* [rows]: page table, local keys */
 	uint32_t *row_n;		/* [rows]: keys on all ranks */
 	uint32_t *hist;			/* [rows][DCPG_BINS], own; 0 between uses */
-	uint64_t *offer;		/* [rows][cap] own boundary keys */
-	uint32_t *offer_n, *edge;	/* [rows], [rows][4] */
+	uint64_t *offer;		/* [rows][cap] own keys near the boundary */
+	struct dcpg_window *window;	/* [rows]: what it holds */
+	uint32_t *offer_n;		/* [rows] */
 	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers */
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
@@ -176,7 +177,7 @@ struct dcpk_ctx {
 };
 
 /* Candidates of one rank's boundary bin that cross ranks in decode. */
-#define DCPG_OFFER_CAP 1024u
+#define DCPG_OFFER_CAP 2048u
 
 /* A pointer of every rank, passed to kernels by value. */
 template <typename T> struct dcpg_peers {

@@ -37,30 +37,33 @@ score_digit(float x)
 }
 
 /*
- * The least key whose digit is at least d. Between the f16 numbers a and b on
- * both sides of the boundary it is their middle m, exact in f32: of m's two
- * neighbours the even one gets it, b above zero, a below. Past the largest f16
- * the next step, 65536, stands for infinity.
+ * The least key whose digit is at least d. Its digit's least f16 number has the
+ * magnitude h (in f16's bits), the next one towards zero h - 1, or, below zero,
+ * the other way round; their middle m is exact in f32, and as h is even it
+ * belongs to h. Past the largest f16 the next step, 65536, stands for infinity.
  */
 __device__ inline uint32_t
 digit_first_key(uint32_t d)
 {
-	float m[2];
+	uint32_t h = (d > 1024 ? d - 1024 : 1024 - d) * 32, m = 0;
 
 	if (d <= 31)		/* -inf and less: all but NaN, then all */
 		return d > 0 ? 1 : 0;
 	if (d > 2016)		/* above +inf */
 		return ~0u;
-#pragma unroll
-	for (int i = 0; i < 2; i++) {
-		uint32_t h = d * 32 - 1 + i;	/* orderly bits of a, b */
+	if (h > 0x400)		/* h and h - 1 are f32's numbers 8192 apart */
+		m = (h << 13) + 0x38000000 - 4096;
+	else if (h > 0)		/* steps of 2^-24 */
+		m = __float_as_uint(((float)h - 0.5f) * 0x1p-24f);
+	return d < 1024 ? 0x80000000u - m : 0x80000000u + m;
+}
 
-		h = h & 0x8000u ? h & 0x7fffu : ~h & 0xffffu;
-		m[i] = (h & 0x7fff) == 0x7c00 ? (h & 0x8000 ? -65536.0f :
-		    65536.0f) : __half2float(__ushort_as_half((uint16_t)h));
-	}
-	m[0] = m[0] * 0.5f + m[1] * 0.5f;
-	return score_key(m[0]) + (d < 1024);
+/* The least score whose key is at least `key`, which is above NaN's. */
+__device__ inline float
+key_score(uint32_t key)
+{
+	return key < 0x007fffff ? -INFINITY : __uint_as_float(key >> 31 ?
+	    key ^ 0x80000000u : ~key);
 }
 
 /* Total order of all keys: score descending, position ascending. */

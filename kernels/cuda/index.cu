@@ -2,15 +2,17 @@
  * Indexer: quantisation of index queries, and scores of all local keys with
  * the first histogram. dcpg.h says what is computed.
  *
- * Scores. A block owns a run of keys of one query row. Four warps bring tiles
- * of 64 keys: whole pages by bulk copies, their scales by 4-byte ones, up to 20
- * tiles ahead; a tile is due every 400 cycles, too often for one warp. Four
+ * Scores. The keys of all query rows are cut into tiles of 64, and one block an
+ * SM has its even share of the tiles, maybe of several rows. Four warps bring
+ * them: whole pages and their scales by bulk copies, up to 12 tiles ahead (20
+ * are slower); a tile is due every 400 cycles, too often for one warp. Four
  * warpgroups take the tiles in turn, as the long side of an fp8 product with
  * all heads: a thread reads 32 bytes of two keys, the product takes them from
  * its registers, and q is permuted in shared memory to match, so that rows need
- * no swizzle. A tile's place is free again as soon as it has been read.
+ * no swizzle. A tile's place is free again as soon as it has been read. At the
+ * end of a row its histogram goes to memory.
  *
- * Shared memory: 20 tiles 165 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
+ * Shared memory: 12 tiles 99 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
  * must move: 132 per key and query row, 4 per score out.
  */
 #include <cuda_bf16.h>
@@ -29,7 +31,8 @@ constexpr uint32_t WGS = 4;
 constexpr uint32_t WORK = WGS * 128;	/* computing threads */
 constexpr uint32_t BRING = 4;		/* warps that bring tiles */
 constexpr uint32_t THREADS = WORK + BRING * 32;
-constexpr uint32_t RING = 20;		/* a multiple of WGS */
+constexpr uint32_t SMS = 132;		/* an H200's */
+constexpr uint32_t RING = 12;		/* a multiple of WGS */
 
 /* --- queries ------------------------------------------------------------- */
 
@@ -123,77 +126,175 @@ load_q8(const uint8_t *q8, uint32_t at)
 	}
 }
 
-/* The pool rows of keys `key` and `key` + 32, if they are before `end`. */
-__device__ inline uint2
-pool_rows(const struct dcpg_index_score &g, const uint32_t *table,
-    uint32_t key, uint32_t end)
+__host__ __device__ inline uint32_t
+tiles_of(uint32_t len)
 {
-	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
-	uint2 r = { 0, 0 };
+	return (len + TILE - 1) / TILE;
+}
 
-	if (key < end)
-		r.x = (table[key >> lg] << lg) + (key & low);
-	if (key + 32 < end)
-		r.y = (table[(key + 32) >> lg] << lg) + ((key + 32) & low);
+/*
+ * The tiles of all rows, one row behind the other, are shared out evenly. Where
+ * a warp is in those of its block: at row `row`, whose tiles are first .. last -
+ * 1 of the block's numbering, which starts at 0.
+ */
+struct Place {
+	uint32_t row, len;
+	int first, last;	/* first is negative where the row began before */
+	int end;		/* tiles of the block */
+	const uint32_t *table;
+};
+
+/* Where a block begins. */
+__device__ inline Place
+block_place(const struct dcpg_index_score &g)
+{
+	uint32_t lane = threadIdx.x % 32, b = blockIdx.x, row = 0, sum = 0, i;
+	uint32_t r = min(lane, g.rows - 1), at = g.table_at[r], len = g.len[r];
+	uint32_t n = lane < g.rows ? tiles_of(len) : 0, all = n, each, upto;
+	Place p;
+
+#pragma unroll 4
+	for (r = lane + 32; r < g.rows; r += 32)
+		all += tiles_of(g.len[r]);
+	all = __reduce_add_sync(~0u, all);
+	each = all / gridDim.x;
+	all -= each * gridDim.x;	/* blocks with one more */
+
+	uint32_t begin = b * each + min(b, all);
+
+	p.end = each + (b < all);
+	for (;;) {		/* 32 rows at a time, until they reach beyond */
+		uint32_t some = __reduce_add_sync(~0u, n);
+
+		if (sum + some > begin || row + 32 >= g.rows)
+			break;
+		sum += some;
+		row += 32;
+		r = min(row + lane, g.rows - 1);
+		at = g.table_at[r];
+		len = g.len[r];
+		n = row + lane < g.rows ? tiles_of(len) : 0;
+	}
+	upto = n;
+#pragma unroll
+	for (int k = 1; k < 32; k *= 2) {
+		uint32_t y = __shfl_up_sync(~0u, upto, k);
+
+		upto += lane >= k ? y : 0;
+	}
+	i = __popc(__ballot_sync(~0u, sum + upto <= begin)) % 32;
+	p.row = row + i;
+	p.len = __shfl_sync(~0u, len, i);
+	p.table = g.table + __shfl_sync(~0u, at, i);
+	p.last = (int)(sum + __shfl_sync(~0u, upto, i) - begin);
+	p.first = p.last - (int)__shfl_sync(~0u, n, i);
+	return p;
+}
+
+/* On to the row of tile t < end. */
+__device__ inline void
+move_to(Place &p, const struct dcpg_index_score &g, int t)
+{
+	while (t >= p.last) {
+		p.len = g.len[++p.row];
+		p.table = g.table + g.table_at[p.row];
+		p.first = p.last;
+		p.last += tiles_of(p.len);
+	}
+}
+
+/* What a lane needs to know of a tile to bring it: the pages of its keys `lane`
+ * and `lane` + 32, and how many keys there are. */
+struct Tile {
+	uint32_t page[2], n;
+};
+
+/* (Nothing waits for the pages before they are used.) */
+__device__ inline Tile
+look_up(Place &p, const struct dcpg_index_score &g, int t)
+{
+	uint32_t lg = __ffs(g.page_rows) - 1, lane = threadIdx.x % 32;
+	Tile r = { { 0, 0 }, 0 };
+
+	if (t >= p.end)
+		return r;
+	move_to(p, g, t);
+
+	uint32_t first = (t - p.first) * TILE;
+
+	r.n = min(TILE, p.len - first);
+	if (lane < r.n)
+		r.page[0] = p.table[(first + lane) >> lg];
+	if (lane + 32 < r.n)
+		r.page[1] = p.table[(first + lane + 32) >> lg];
 	return r;
 }
 
-/* What the bringing warps do, for keys first .. end; each takes every fourth
- * group of tiles. A lane sees to two keys of a tile; where one begins a page,
- * it copies the page. */
+/* What the bringing warps do; each takes every fourth group of tiles. A lane
+ * sees to two keys of a tile; where one begins a page, it copies the page. */
 template <int H>
 __device__ inline void
-bring(Shared<H> &s, const struct dcpg_index_score &g, const uint32_t *table,
-    uint32_t first, uint32_t end)
+bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 {
-	constexpr int AHEAD = 4;	/* tiles whose pages are looked up */
+	constexpr int AHEAD = 2;	/* tiles whose pages are looked up */
 	uint32_t lane = threadIdx.x % 32, low = g.page_rows - 1;
-	uint32_t mine = (threadIdx.x - WORK) / 32 * AHEAD;
-	uint32_t tiles = (end - first + TILE - 1) / TILE;
-	uint2 now[AHEAD], next[AHEAD];
+	uint32_t lg = __ffs(g.page_rows) - 1;
+	int mine = (threadIdx.x - WORK) / 32 * AHEAD;
+	Tile now[AHEAD], next[AHEAD];
+	bool waited = false;
 
 #pragma unroll
 	for (int u = 0; u < AHEAD; u++)
-		next[u] = pool_rows(g, table, first + (mine + u) * TILE +
-		    lane, end);
-	for (uint32_t t0 = mine; t0 < tiles; t0 += BRING * AHEAD) {
+		next[u] = look_up(p, g, mine + u);
+	for (int t0 = mine; t0 < p.end; t0 += BRING * AHEAD) {
 #pragma unroll
 		for (int u = 0; u < AHEAD; u++) {
 			now[u] = next[u];
-			next[u] = pool_rows(g, table, first +
-			    (t0 + BRING * AHEAD + u) * TILE + lane, end);
+			next[u] = look_up(p, g, t0 + BRING * AHEAD + u);
+		}
+		if (!waited) {
+			launch_wait();
+			waited = true;
 		}
 #pragma unroll
 		for (int u = 0; u < AHEAD; u++) {
-			uint32_t t = t0 + u, i = t % RING;
-			uint32_t key = first + t * TILE;
-			uint32_t n = min(TILE, end - key), bar, dst;
+			uint32_t t = t0 + u, i = t % RING, n = now[u].n;
+			uint32_t bar = smem_addr(&s.full[i]);
+			uint32_t dst = smem_addr(s.tile[i]);
 
-			if (t >= tiles)
+			if (n == 0)
 				break;
-			bar = smem_addr(&s.full[i]);
-			dst = smem_addr(s.tile[i]);
 			if (t >= RING)
 				mbar_wait_idle(smem_addr(&s.empty[i]),
 				    (t / RING - 1) & 1);
 			if (lane == 0)
-				mbar_expect(bar, ((n + low) & ~low) * 128);
+				mbar_expect(bar, ((n + low) & ~low) * (128 +
+				    (low >= 3 ? 4 : 0)));
 			__syncwarp();
 #pragma unroll
 			for (uint32_t v = 0; v < 2; v++) {
 				uint32_t k = lane + 32 * v;
-				uint32_t row = v ? now[u].y : now[u].x;
+				uint32_t row = (now[u].page[v] << lg) +
+				    (k & low);
+				uint32_t to = smem_addr(&s.scale[i][k]);
 
 				if (k >= n)
 					continue;
-				if ((k & low) == 0)
+				if ((k & low) == 0) {
 					bulk_load(dst + k * 128, g.keys +
 					    (size_t)row * 128,
 					    g.page_rows * 128, bar);
-				copy4(smem_addr(&s.scale[i][k]),
-				    g.kscale + row);
+					if (low >= 3)
+						bulk_load(to, g.kscale + row,
+						    g.page_rows * 4, bar);
+				}
+				if (low < 3)	/* too small for a bulk copy */
+					copy4(to, g.kscale + row);
 			}
-			mbar_arrive_copies(bar);
+			if (low < 3)
+				mbar_arrive_copies(bar);
+			else
+				mbar_arrive(bar);
 		}
 	}
 }
@@ -221,22 +322,21 @@ read_tile(uint32_t (&r)[16], float (&ks)[2], Shared<H> &s, uint32_t i,
 	}
 }
 
-/* A warpgroup's tiles of the run. */
+/* A warpgroup's tiles t .. end - 1 of the row at p. */
 template <int H>
 __device__ inline void
-work(Shared<H> &s, const struct dcpg_index_score &g, uint32_t first,
-    uint32_t end)
+work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
+    int end)
 {
-	uint32_t row = blockIdx.y, lane = threadIdx.x % 32, c = lane % 4;
-	uint32_t wg = threadIdx.x / 128;
+	uint32_t lane = threadIdx.x % 32, c = lane % 4;
 	uint32_t at = threadIdx.x / 32 % 4 * 16 + lane / 4;
-	uint32_t tiles = (end - first + TILE - 1) / TILE;
 	uint64_t desc = desc128(smem_addr(s.q));
+	float *score = g.score + (size_t)p.row * g.stride;
 	float d[H / 2];
 	uint32_t r[16];
 
-	for (uint32_t t = wg; t < tiles; t += WGS) {
-		uint32_t i = t % RING, key = first + t * TILE + at;
+	for (; t < end; t += WGS) {
+		uint32_t i = t % RING, key = (t - p.first) * TILE + at;
 		float sum[2] = { 0, 0 }, ks[2];
 
 		mbar_wait(smem_addr(&s.full[i]), (t / RING) & 1);
@@ -274,26 +374,56 @@ work(Shared<H> &s, const struct dcpg_index_score &g, uint32_t first,
 			sum[u] += __shfl_xor_sync(~0u, sum[u], 2);
 		}
 		/* Lanes c = 0 and 1 finish one key each. */
-		if (c < 2 && key + 8 * c < end) {
+		if (c < 2 && key + 8 * c < p.len) {
 			float x = c == 0 ? sum[0] * ks[0] : sum[1] * ks[1];
 
-			g.score[(size_t)row * g.stride + key + 8 * c] = x;
+			score[key + 8 * c] = x;
 			if (g.hist != NULL)
 				atomicAdd(&s.hist[score_digit(x)], 1);
 		}
 	}
 }
 
-/* grid: (runs, rows). */
+/* The computing warpgroups, row by row. */
 template <int H>
-__global__ void __launch_bounds__(THREADS, 1)
-score_kernel(const struct dcpg_index_score g, uint32_t run)
+__device__ inline void
+compute(Shared<H> &s, const struct dcpg_index_score &g, Place p)
+{
+	int wg = threadIdx.x / 128;
+
+	for (int t = 0; t < p.end; t = p.last) {
+		move_to(p, g, t);
+		load_q8<H>(g.q8 + (size_t)p.row * H * 128, smem_addr(s.q));
+		if (threadIdx.x < H)
+			s.w[threadIdx.x] = g.w[(size_t)p.row * H + threadIdx.x];
+		fence_async();
+		bar_sync(1, WORK);
+		/* Tile t is warpgroup t % WGS's. */
+		work<H>(s, g, p, t + ((wg - t) & (WGS - 1)),
+		    min(p.last, p.end));
+		bar_sync(1, WORK);
+		if (g.hist == NULL)
+			continue;
+		for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += WORK)
+			if (s.hist[i] != 0) {
+				atomicAdd(&g.hist[p.row * DCPG_BINS + i],
+				    s.hist[i]);
+				s.hist[i] = 0;
+			}
+	}
+}
+
+/* 80 registers leave room for a block of the selection. */
+template <int H>
+__global__ void __maxnreg__(80)
+score_kernel(const struct dcpg_index_score g)
 {
 	extern __shared__ __align__(1024) uint8_t mem[];
 	Shared<H> &s = *(Shared<H> *)mem;
-	uint32_t row = blockIdx.y, first, end;
+	Place p = block_place(g);
 
 	if (threadIdx.x < RING) {
+		/* Of small pages every lane brings scales by itself. */
 		mbar_init(smem_addr(&s.full[threadIdx.x]), 1 + 32);
 		mbar_init(smem_addr(&s.empty[threadIdx.x]), 4);
 	}
@@ -301,55 +431,24 @@ score_kernel(const struct dcpg_index_score g, uint32_t run)
 	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
 		s.hist[i] = 0;
 	__syncthreads();
-	launch_wait();
-	launch_next();
-	end = g.len[row];
-	if (g.clear != NULL && blockIdx.x == 0 && threadIdx.x == 0)
-		g.clear[row] = 0;
-	if (g.even)
-		run = ((end + gridDim.x - 1) / gridDim.x + TILE - 1) / TILE *
-		    TILE;
-	first = blockIdx.x * run;
-	end = min(first + run, end);
-	if (first >= end)
-		return;
 	if (threadIdx.x >= WORK) {
-		bring<H>(s, g, g.table + g.table_at[row], first, end);
+		bring<H>(s, g, p);
 		return;
 	}
-	load_q8<H>(g.q8 + (size_t)row * H * 128, smem_addr(s.q));
-	if (threadIdx.x < H)
-		s.w[threadIdx.x] = g.w[(size_t)row * H + threadIdx.x];
-	fence_async();
-	bar_sync(1, WORK);
-	work<H>(s, g, first, end);
-	if (g.hist == NULL)
-		return;
-	bar_sync(1, WORK);
-	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += WORK)
-		if (s.hist[i] != 0)
-			atomicAdd(&g.hist[row * DCPG_BINS + i], s.hist[i]);
-}
-
-/* Runs of whole tiles, nearly the same each, such that all blocks run at
- * once, one an SM. */
-uint32_t
-choose_run(const struct dcpg_index_score *a)
-{
-	uint32_t runs = 132 / a->rows, run;
-
-	runs = runs < 1 ? 1 : runs;
-	run = (a->max_len + runs - 1) / runs;
-	return (run + TILE - 1) / TILE * TILE;
+	launch_wait();
+	launch_next();
+	if (g.clear != NULL && blockIdx.x == 0)
+		for (uint32_t r = threadIdx.x; r < g.rows; r += WORK)
+			g.clear[r] = 0;
+	compute<H>(s, g, p);
 }
 
 template <int H>
 cudaError_t
-launch_score(cudaLaunchConfig_t *cfg, const struct dcpg_index_score &g,
-    uint32_t run)
+launch_score(cudaLaunchConfig_t *cfg, const struct dcpg_index_score &g)
 {
 	cfg->dynamicSmemBytes = sizeof(Shared<H>);
-	return cudaLaunchKernelEx(cfg, score_kernel<H>, g, run);
+	return cudaLaunchKernelEx(cfg, score_kernel<H>, g);
 }
 
 template <int H>
@@ -358,6 +457,8 @@ prepare(void)
 {
 	return cudaFuncSetAttribute(score_kernel<H>,
 	    cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<H>)) ==
+	    cudaSuccess && cudaFuncSetAttribute(score_kernel<H>,
+	    cudaFuncAttributePreferredSharedMemoryCarveout, 100) ==
 	    cudaSuccess;
 }
 
@@ -390,33 +491,33 @@ dcpg_index_score(const struct dcpg_index_score *a, void *stream)
 {
 	cudaLaunchAttribute at[1];
 	cudaLaunchConfig_t cfg = {};
-	uint32_t run;
+	uint64_t tiles;
 	cudaError_t e;
 
 	if (a->rows == 0 || a->rows > 65535 || a->max_len == 0 ||
 	    a->max_len > a->stride || a->page_rows == 0 ||
 	    64 % a->page_rows != 0)
 		return -EINVAL;
-	run = choose_run(a);
+	tiles = (uint64_t)a->rows * tiles_of(a->max_len);
 	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	at[0].val.programmaticStreamSerializationAllowed = 1;
-	cfg.gridDim = dim3((a->max_len + run - 1) / run, a->rows);
+	cfg.gridDim = dim3(tiles < SMS ? tiles : SMS);
 	cfg.blockDim = dim3(THREADS);
 	cfg.stream = (cudaStream_t)stream;
 	cfg.attrs = at;
 	cfg.numAttrs = 1;
 	switch (a->heads) {
 	case 8:
-		e = launch_score<8>(&cfg, *a, run);
+		e = launch_score<8>(&cfg, *a);
 		break;
 	case 16:
-		e = launch_score<16>(&cfg, *a, run);
+		e = launch_score<16>(&cfg, *a);
 		break;
 	case 32:
-		e = launch_score<32>(&cfg, *a, run);
+		e = launch_score<32>(&cfg, *a);
 		break;
 	case 64:
-		e = launch_score<64>(&cfg, *a, run);
+		e = launch_score<64>(&cfg, *a);
 		break;
 	default:
 		return -EINVAL;

@@ -16,6 +16,16 @@ smem_addr(const void *p)
 	return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* What is at a shared address. The compiler would rather find out anew at every
+ * access where that is, which takes longer than the access. */
+template <class T>
+__device__ inline T *
+at_shared(uint32_t a)
+{
+	asm volatile("" : "+r"(a));
+	return (T *)__cvta_shared_to_generic(a);
+}
+
 /* --- shared memory: explicit widths, so that nothing is split ------------ */
 
 __device__ inline uint32_t
@@ -239,6 +249,15 @@ cluster_st64(uint32_t a, float x, float y, uint32_t bar)
 	asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx"
 	    "::bytes.v2.f32 [%0], {%1, %2}, [%3];"
 	    :: "r"(a), "f"(x), "f"(y), "r"(bar) : "memory");
+}
+
+/* One arrival at the barrier at a, and so many bytes are to come there. */
+__device__ inline void
+cluster_expect(uint32_t a, uint32_t bytes)
+{
+	asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster"
+	    ".shared::cluster.b64 _, [%0], %1;" :: "r"(a), "r"(bytes) :
+	    "memory");
 }
 
 /* The same for a whole range; src is this block's and must outlive the copy. */

@@ -3,20 +3,33 @@
  * histograms, then the winners compacted to a list of pool rows. dcpg.h says
  * what is computed; digit.cuh orders the scores.
  *
- * A cluster of 1..8 blocks owns one query row, each block a run of its keys.
+ * A cluster of 1..16 blocks owns one query row, each block a run of its keys.
  * The score kernel's histogram names the bin of the k-th best. One pass over
- * the scores sets a bit for every key above the bin and keeps the bin's own.
- * Those are narrowed down by their composite key, 11 bits a round over the
- * interval that is left: rounds rarely exceed two, and ties, which the position
- * decides, only add rounds. Counts of a round are added in every block's shared
- * memory, so all blocks take the same branches. Winners get their bits, and the
- * bits become the list.
+ * the scores finds the keys above the bin, which win, and the bin's own, the
+ * boundary keys. The blocks send each other theirs; so every block has all of
+ * them, finds the last winner by histograms of its own, and knows how many
+ * winners the blocks before it have: the cluster meets once.
  *
- * Shared memory: bits 32 KB, boundary keys 32 KB, two histograms 16 KB. Bytes
- * that must move: 4 per score, 8 KB of histogram, 4 per winner.
+ * Of D ranks each holds nearly the same share of the winners, as its keys are
+ * every D-th. A rank offers, by its own histogram, those of its keys that stand
+ * within six standard deviations of its k/D-th best: the window. Keys above it
+ * win, and the offers of all ranks are the boundary keys: the ranks meet once.
+ * The last winner is right if it lies in the windows of all.
+ *
+ * Where it does not, or boundary keys do not fit (many equal scores), keys are
+ * counted where they are, by all blocks together.
+ *
+ * For few rows all is latency, of instructions one after the other: hence loops
+ * that are not unrolled, barriers without fences, and blocks small enough to
+ * wait beside a score block for the last score.
+ *
+ * Shared memory: boundary keys 16 or 64 KB, histogram 8 KB, two bits per key, 4
+ * bytes per winner. Bytes that must move: 4 per score, 8 KB of histogram, 4 per
+ * winner; over ranks 8 per offered key.
  */
 #include <cuda_runtime.h>
 #include <errno.h>
+#include <math.h>
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/digit.cuh"
@@ -26,35 +39,61 @@
 namespace dcpg {
 namespace {
 
-constexpr uint32_t THREADS = 512, WARPS = THREADS / 32;
+constexpr uint32_t THREADS = 256, WARPS = THREADS / 32;
+constexpr uint32_t BLOCKS = 16;	/* most of a cluster */
 constexpr uint32_t RUN = DCPG_MAX_SHARD / 8;	/* most keys of a block */
-constexpr uint32_t KEPT = DCPG_MAX_K / 2;	/* boundary keys kept there */
+constexpr uint32_t EACH = DCPG_BINS / THREADS;	/* bins of a thread */
+constexpr uint32_t PAGES = 256;	/* page ids of a run kept there */
+constexpr uint32_t DEEP = 8;		/* scores of a thread, loaded at once */
 
 struct Scan {
 	uint32_t warp[WARPS];
 	uint32_t bin, need, in_bin;	/* what find_bin found */
 };
 
-struct Shared {
-	uint32_t bits[RUN / 32];
-	union {
-		uint64_t edge[KEPT];
-		uint32_t won[2 * KEPT];	/* then: local keys that won */
-	};
-	uint32_t hist[2][DCPG_BINS];
-	uint32_t edges;			/* found, maybe more than KEPT */
-	uint32_t offered[DCPK_MAX_RANKS];
-	uint32_t total[8];		/* winners of every block */
-	uint64_t meet;
-	Scan scan;
+/* What a block tells the others before they meet. */
+struct Tally {
+	uint32_t sure, edges;	/* winners by their digit; boundary keys */
 };
 
-/* The boundary: keys from hi on win, those of the bin from composite key `from`
- * on; need of the bin's in_bin keys win. */
+struct Shared {
+	uint32_t hist[DCPG_BINS];
+	struct dcpg_window window[DCPK_MAX_RANKS];
+	struct Tally tally[16];
+	uint32_t total[16];	/* winners of every block, counted late */
+	uint32_t page[PAGES];
+	uint64_t meet;
+	Scan scan;
+	alignas(16) uint64_t edge[];	/* a part for every block's, EDGES in
+				   all; behind them the bits */
+};
+
+/* Boundary keys of a row that are kept. */
+__host__ __device__ inline uint32_t
+edges(uint32_t ranks)
+{
+	return ranks > 1 ? 8192 : 2048;
+}
+
+/* Two words for 32 keys of the run: who wins, who is at the boundary. Behind
+ * them the local keys of the winners. */
+__device__ inline uint32_t *
+bits(Shared &s, const struct dcpg_select &g)
+{
+	return (uint32_t *)(s.edge + edges(g.ranks));
+}
+
+/* The boundary: keys from hi on win, and `need` of the in_bin between lo and
+ * hi. */
 struct Edge {
 	uint32_t need, in_bin;
-	uint32_t lo, hi;	/* the bin's keys: lo <= key < hi */
-	uint64_t from;
+	uint32_t lo, hi;
+};
+
+/* The keys that a block owns, and where their scores are. */
+struct Run {
+	uint32_t first, n;
+	const float *score;	/* [n] */
 };
 
 /*
@@ -82,11 +121,12 @@ meet(Shared &s, uint32_t &phase)
 	phase ^= 1;
 }
 
-/* Inclusive sum over the block's threads, in thread order. */
+/* Inclusive sum over the block's threads, in thread order. A barrier must lie
+ * between two calls. */
 __device__ inline uint32_t
-block_sum(uint32_t x, uint32_t *warp)
+sum_inline(uint32_t x, uint32_t *warp)
 {
-	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32, before = 0;
+	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
 
 #pragma unroll
 	for (int k = 1; k < 32; k *= 2) {
@@ -97,58 +137,93 @@ block_sum(uint32_t x, uint32_t *warp)
 	if (lane == 31)
 		warp[w] = x;
 	__syncthreads();
+	return x + __reduce_add_sync(~0u, lane < w ? warp[lane] : 0);
+}
+
+__device__ __noinline__ uint32_t
+sum_at(uint32_t x, uint32_t warp)
+{
+	return sum_inline(x, at_shared<uint32_t>(warp));
+}
+
+__device__ inline uint32_t
+block_sum(uint32_t x, uint32_t *warp)
+{
+	return sum_at(x, smem_addr(warp));
+}
+
+/* A thread's share of a histogram: thread 0 has the highest bins. */
+struct Bins {
+	uint32_t n[EACH];
+};
+
+__device__ inline Bins
+my_bins(const uint32_t *hist)
+{
+	Bins b;
+
 #pragma unroll
-	for (uint32_t i = 0; i < WARPS; i++)
-		before += i < w ? warp[i] : 0;
-	__syncthreads();
-	return x + before;
+	for (uint32_t i = 0; i < EACH; i += 4) {
+		uint4 x = *(const uint4 *)(hist + DCPG_BINS - EACH * (1 +
+		    threadIdx.x) + i);
+
+		b.n[i] = x.x;
+		b.n[i + 1] = x.y;
+		b.n[i + 2] = x.z;
+		b.n[i + 3] = x.w;
+	}
+	return b;
 }
 
 /*
  * The bin where the counts, summed from the highest bin down, reach need; how
- * many of it are needed and how many it holds. False if all bins hold fewer.
- * x: the counts of this thread's four bins, see my_bins().
+ * many of it are needed and how many it holds: 0 if all bins hold fewer.
  */
-__device__ inline bool
-find_bin(Scan &s, uint4 x, uint32_t need)
+__device__ __noinline__ void
+find_bin_at(uint32_t scan, Bins b, uint32_t need)
 {
-	uint32_t first = DCPG_BINS - 4 - 4 * threadIdx.x;
-	uint32_t n[4] = { x.w, x.z, x.y, x.x }, mine = x.x + x.y + x.z + x.w;
-	uint32_t sum;
-
-	if (threadIdx.x == 0)
-		s.in_bin = 0;
-	sum = block_sum(mine, s.warp);
-	if (sum >= need && sum - mine < need) {
-		uint32_t above = sum - mine;
+	Scan &s = *at_shared<Scan>(scan);
+	uint32_t mine = 0, sum;
 
 #pragma unroll
-		for (int i = 0; i < 4; i++) {
-			if (above < need && above + n[i] >= need) {
-				s.bin = first + 3 - i;
-				s.need = need - above;
-				s.in_bin = n[i];
+	for (uint32_t i = 0; i < EACH; i++)
+		mine += b.n[i];
+	if (threadIdx.x == 0)
+		s.in_bin = 0;
+	sum = sum_inline(mine, s.warp);
+	if (sum >= need && sum - mine < need) {
+		uint32_t above = sum - mine, bin = 0, rest = 0, in = 0;
+
+#pragma unroll
+		for (int i = EACH - 1; i >= 0; i--) {
+			if (above < need) {
+				bin = DCPG_BINS - EACH * (1 + threadIdx.x) + i;
+				rest = need - above;
+				in = b.n[i];
 			}
-			above += n[i];
+			above += b.n[i];
 		}
+		s.bin = bin;
+		s.need = rest;
+		s.in_bin = in;
 	}
 	__syncthreads();
-	return s.in_bin != 0;
 }
 
-__device__ inline uint4
-my_bins(const uint32_t *hist)
+__device__ inline void
+find_bin(Scan &s, Bins b, uint32_t need)
 {
-	return *(const uint4 *)(hist + DCPG_BINS - 4 - 4 * threadIdx.x);
+	find_bin_at(smem_addr(&s), b, need);
 }
 
 /* The boundary as far as the first digit tells. Fewer than k keys: all win. */
 __device__ inline Edge
-first_edge(Scan &s, uint4 bins, uint32_t k)
+first_edge(Scan &s, Bins b, uint32_t k)
 {
-	Edge e = { 0, 0, 0, 0, 0 };
+	Edge e = { 0, 0, 0, 0 };
 
-	if (find_bin(s, bins, k)) {
+	find_bin(s, b, k);
+	if (s.in_bin != 0) {
 		e.need = s.need;
 		e.in_bin = s.in_bin;
 		e.lo = digit_first_key(s.bin);
@@ -157,347 +232,605 @@ first_edge(Scan &s, uint4 bins, uint32_t k)
 	return e;
 }
 
-/* The keys that a block owns, and where their scores are. */
-struct Run {
-	uint32_t first, n;
-	const float *score;	/* [n] */
-};
+/* --- one pass over the scores --------------------------------------------- */
+
+__device__ inline void
+load_scores(float (&v)[DEEP], const Run &run, uint32_t i0)
+{
+	const float *p = run.score + i0;
+
+#pragma unroll
+	for (uint32_t u = 0; u < DEEP; u++)
+		v[u] = i0 + u * THREADS < run.n ? p[u * THREADS] : 0.0f;
+}
 
 /*
- * One pass over the run: a bit for every key that wins by its digit alone, and
- * the boundary's keys to s.edge when only some of them win. A thread takes 4
- * neighbours; 8 lanes make a word of bits.
+ * A bit for every key that wins by its digit alone, and one for every boundary
+ * key when only some of them win. A warp takes 32 neighbours at a time; scores
+ * compare as their keys do, but for NaN. v and next: the first two loads.
  */
 __device__ inline void
-collect(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
+split(uint32_t *bits, const Run &run, const Edge &e, float (&v)[DEEP],
+    float (&next)[DEEP])
 {
-	constexpr uint32_t DEEP = 4;		/* loads in flight */
-	bool some = e.need < e.in_bin && g.ranks == 1;
-	uint32_t least = e.need < e.in_bin ? e.hi : e.lo;
+	bool part = e.need < e.in_bin, nan = e.lo == 0;
+	bool nan_wins = nan && !part, nan_on = nan && part;
+	float least = key_score(part ? e.hi : e.lo);
+	float low = part ? key_score(e.lo) : NAN;
 	uint32_t lane = threadIdx.x % 32;
 
-	for (uint32_t i0 = threadIdx.x * 4; i0 - lane * 4 < run.n;
-	    i0 += THREADS * 4 * DEEP) {
-		float4 v[DEEP];
+	/* Computed here, not at every use. */
+	asm volatile("" : "+f"(least), "+f"(low));
+#pragma unroll 1
+	for (uint32_t i0 = threadIdx.x; i0 - lane < run.n;
+	    i0 += THREADS * DEEP) {
+		uint2 *to = (uint2 *)bits + i0 / 32;
 
 #pragma unroll
 		for (uint32_t u = 0; u < DEEP; u++) {
-			uint32_t i = i0 + u * THREADS * 4;
+			bool in = i0 + u * THREADS < run.n;
+			bool win = v[u] >= least || nan_wins;
+			bool on = v[u] >= low || nan_on;
+			uint32_t w = __ballot_sync(~0u, in && win);
+			uint32_t b = __ballot_sync(~0u, in && on);
 
-			/* Scores of a row are padded to a multiple of 4. */
-			if (i < run.n)
-				v[u] = *(const float4 *)(run.score + i);
+			if (lane == 0 && in)
+				to[u * WARPS] = make_uint2(w, b & ~w);
+			v[u] = next[u];
 		}
-#pragma unroll
-		for (uint32_t u = 0; u < DEEP; u++) {
-			uint32_t i = i0 + u * THREADS * 4, bits = 0;
-			float x[4] = { v[u].x, v[u].y, v[u].z, v[u].w };
-
-#pragma unroll
-			for (uint32_t t = 0; t < 4; t++) {
-				uint32_t key = score_key(x[t]), at;
-
-				if (i + t >= run.n)
-					continue;
-				bits |= (key >= least) << t;
-				if (!some || key < e.lo || key >= e.hi)
-					continue;
-				at = atomicAdd(&s.edges, 1);
-				if (at < KEPT)
-					s.edge[at] = composite(key, (run.first +
-					    i + t) * g.ranks + g.rank);
-			}
-			bits <<= lane % 8 * 4;
-			bits |= __shfl_xor_sync(~0u, bits, 1);
-			bits |= __shfl_xor_sync(~0u, bits, 2);
-			bits |= __shfl_xor_sync(~0u, bits, 4);
-			if (lane % 8 == 0 && i < run.n)
-				s.bits[i / 32] = bits;
-		}
+		load_scores(next, run, i0 + 2 * THREADS * DEEP);
 	}
 	__syncthreads();
 }
 
-/* Count a boundary key, in every block of the cluster, if it lies in
- * [lo, hi]. */
+/* Counts the winners, and puts the boundary's keys into the block's part of
+ * s.edge, which has room for so many. */
 __device__ inline void
-count_key(uint64_t c, uint64_t lo, uint64_t hi, uint32_t shift, uint32_t hist,
-    uint32_t blocks)
+collect(Shared &s, const struct dcpg_select &g, const Run &run, uint32_t room)
+{
+	struct Tally *mine = &s.tally[blockIdx.x];
+	uint64_t *edge = s.edge + blockIdx.x * room;
+	uint32_t words = (run.n + 31) / 32, sure = 0;
+	const uint2 *bit = (const uint2 *)bits(s, g);
+
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < words; i += THREADS) {
+		uint2 x = bit[i];
+
+		sure += __popc(x.x);
+#pragma unroll 1
+		for (uint32_t b = x.y; b != 0; b &= b - 1) {
+			uint32_t j = i * 32 + __ffs(b) - 1;
+			uint32_t at = atomicAdd(&mine->edges, 1);
+
+			if (at < room)
+				edge[at] = composite(score_key(run.score[j]),
+				    run.first + j);
+		}
+	}
+	sure = __reduce_add_sync(~0u, sure);
+	if (threadIdx.x % 32 == 0 && sure != 0)
+		atomicAdd(&mine->sure, sure);
+	__syncthreads();
+}
+
+/*
+ * What this block found, to all others, and what they found to this one. Stores
+ * that count their bytes on the barrier where they arrive need no fence, which
+ * would take longer than all of this.
+ */
+__device__ inline void
+exchange(Shared &s, uint32_t room, uint32_t &phase)
+{
+	uint32_t blocks = gridDim.x, lg = __ffs(blocks) - 1;
+	uint32_t me = blockIdx.x, t = threadIdx.x, bar = smem_addr(&s.meet);
+	struct Tally *mine = &s.tally[me];
+	uint32_t n = min(mine->edges, room);
+
+	if (blocks == 1)
+		return;
+	if (t == me) {
+		mbar_arrive(bar);
+	} else if (t < blocks) {
+		cluster_expect(cluster_map(bar, t), 8 * (1 + n));
+		cluster_st64(cluster_map(smem_addr(mine), t),
+		    __uint_as_float(mine->sure), __uint_as_float(mine->edges),
+		    cluster_map(bar, t));
+	}
+#pragma unroll 1
+	for (uint32_t i = t; i < n << lg; i += THREADS) {
+		uint32_t r = i & (blocks - 1);
+		uint64_t *c = s.edge + me * room + (i >> lg);
+
+		if (r != me)
+			cluster_st64(cluster_map(smem_addr(c), r),
+			    __uint_as_float((uint32_t)*c),
+			    __uint_as_float((uint32_t)(*c >> 32)),
+			    cluster_map(bar, r));
+	}
+	mbar_wait(bar, phase);
+	phase ^= 1;
+}
+
+/* What the ranks offered, when they have met: this block's share, to its part
+ * of s.edge. */
+__device__ inline void
+take_offers(Shared &s, const struct dcpg_select &g, uint32_t room)
+{
+	uint32_t row = blockIdx.y, all = 0, per, i, end;
+
+	for (uint32_t r = threadIdx.x; r < g.ranks; r += THREADS)
+		s.window[r] = g.windows[r][row];
+	__syncthreads();
+#pragma unroll 1
+	for (uint32_t r = 0; r < g.ranks; r++)
+		all += s.window[r].n;
+	per = (all + gridDim.x - 1) / gridDim.x;
+	i = min(all, blockIdx.x * per);
+	end = min(all, i + per);
+	if (threadIdx.x == 0)
+		s.tally[blockIdx.x].edges = end - i;
+#pragma unroll 1
+	for (uint32_t at = threadIdx.x; at < room && i + at < end;
+	    at += THREADS) {
+		uint32_t r = 0, j = i + at;
+
+		while (j >= s.window[r].n)
+			j -= s.window[r++].n;
+		if (j < g.cap)
+			s.edge[blockIdx.x * room + at] =
+			    g.offers[r][(size_t)row * g.cap + j];
+	}
+	__syncthreads();
+}
+
+/* --- the last winner among the boundary keys ------------------------------ */
+
+/* It is the need-th best of those of [lo, hi]: composite keys. What was found,
+ * lo in the end, holds if it is at least `least` and below `below`. */
+struct Search {
+	uint64_t lo, hi;
+	uint32_t need, shift;
+	uint64_t least, below;
+};
+
+__device__ inline Search
+search_edge(const Edge &e)
+{
+	return (Search){ (uint64_t)e.lo << 32, ((uint64_t)e.hi << 32) - 1,
+	    e.need, 0, 0, ~0ull };
+}
+
+/* Among the offers: what wins by itself is not needed of them. need 0: they do
+ * not do. */
+__device__ inline Search
+search_offers(const Shared &s, const struct dcpg_select &g)
+{
+	uint32_t most = 0, least = ~0u, low = 0, high = ~0u, all = 0;
+	uint32_t need = g.k;
+	bool ok = true;
+
+#pragma unroll 1
+	for (uint32_t r = 0; r < g.ranks; r++) {
+		struct dcpg_window w = s.window[r];
+
+		ok = ok && w.n <= g.cap && w.above <= need;
+		need -= w.above;
+		all += w.n;
+		most = max(most, w.hi);
+		high = min(high, w.hi);
+		least = min(least, w.lo);
+		low = max(low, w.lo);
+	}
+	if (ok && low == 0 && need >= all)	/* no more than k keys: all */
+		return (Search){ 0, 0, 1, 0, 0, ~0ull };
+	if (!ok || need > all || all > edges(g.ranks))
+		need = 0;
+	return (Search){ (uint64_t)least << 32, ((uint64_t)most << 32) - 1,
+	    need, 0, (uint64_t)low << 32, (uint64_t)high << 32 };
+}
+
+/* A step: s.hist counts the keys by their next bits, 11 at most. */
+__device__ inline void
+step_begin(Search &q)
+{
+	uint32_t bits = 64 - __clzll((long long)(q.hi - q.lo));
+
+	q.shift = bits > 11 ? bits - 11 : 0;
+}
+
+/* False when all that is left wins, from q.lo on. */
+__device__ inline bool
+step_end(Search &q, Shared &s)
+{
+	find_bin(s.scan, my_bins(s.hist), q.need);
+	q.need = s.scan.need;
+	q.lo += (uint64_t)s.scan.bin << q.shift;
+	if (q.hi - q.lo >= 1ull << q.shift)
+		q.hi = q.lo + ((1ull << q.shift) - 1);
+	return q.need != s.scan.in_bin && q.shift != 0;
+}
+
+__device__ inline void
+clear_hist(Shared &s)
+{
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x * 4; i < DCPG_BINS; i += THREADS * 4)
+		*(uint4 *)(s.hist + i) = make_uint4(0, 0, 0, 0);
+}
+
+/* The boundary keys that this thread sees to: from[first], then every step-th
+ * of n: of a block's part. */
+struct Share {
+	const uint64_t *from;
+	uint32_t first, step, n;
+};
+
+__device__ inline Share
+my_share(const Shared &s, uint32_t room)
+{
+	uint32_t part = threadIdx.x * gridDim.x / THREADS;
+	uint32_t step = THREADS / gridDim.x;
+
+	return (Share){ s.edge + part * room, threadIdx.x & (step - 1), step,
+	    s.tally[part].edges };
+}
+
+/* Where the winners begin, by the keys of all blocks. */
+__device__ inline void
+narrow(Shared &s, const Share &m, Search &q)
+{
+#pragma unroll 1
+	for (;;) {
+		step_begin(q);
+#pragma unroll 1
+		for (uint32_t i = m.first; i < m.n; i += m.step) {
+			uint64_t c = m.from[i];
+
+			if (c >= q.lo && c <= q.hi)
+				atomicAdd(&s.hist[(c - q.lo) >> q.shift], 1);
+		}
+		__syncthreads();
+		if (!step_end(q, s))
+			return;
+		clear_hist(s);
+		__syncthreads();
+	}
+}
+
+/* Bits for those of the boundary's keys that win; how many of this rank's win
+ * before the run. */
+__device__ inline uint32_t
+mark(Shared &s, const struct dcpg_select &g, const Run &run, const Share &m,
+    uint64_t from)
+{
+	uint32_t before = 0, lg = __ffs(g.ranks) - 1;
+
+#pragma unroll 1
+	for (uint32_t i = m.first; i < m.n; i += m.step) {
+		uint64_t c = m.from[i];
+		uint32_t pos = ~(uint32_t)c, j = pos >> lg;
+
+		if (c < from || (pos & (g.ranks - 1)) != g.rank)
+			continue;
+		before += j < run.first;
+		j -= run.first;
+		if (j < run.n)
+			atomicOr(bits(s, g) + j / 32 * 2, 1u << j % 32);
+	}
+	__syncthreads();
+	return before;
+}
+
+/* --- the same by all scores of all ranks ---------------------------------- */
+
+/* Count a key, in every block of the cluster, if it lies in the interval. */
+__device__ inline void
+count_key(uint64_t c, const Search &q, uint32_t hist)
 {
 	uint32_t at;
 
-	if (c < lo || c > hi)
+	if (c < q.lo || c > q.hi)
 		return;
-	at = hist + (uint32_t)((c - lo) >> shift) * 4;
-	for (uint32_t r = 0; r < blocks; r++)
+	at = hist + (uint32_t)((c - q.lo) >> q.shift) * 4;
+#pragma unroll 1
+	for (uint32_t r = 0; r < gridDim.x; r++)
 		asm volatile("red.relaxed.cluster.shared::cluster.add.u32 "
 		    "[%0], 1;" :: "r"(cluster_map(at, r)) : "memory");
 }
 
-/*
- * D > 1: this block's share of the keys that the ranks offered, to s.edge. False
- * where a rank had more than its offer holds, or all have more than fit here;
- * every block of the cluster sees the same numbers.
- */
-__device__ inline bool
-take_offers(Shared &s, const struct dcpg_select &g)
-{
-	uint32_t row = blockIdx.y, all = 0;
-	bool fits = true;
-
-	if (threadIdx.x < g.ranks)
-		s.offered[threadIdx.x] = g.offered[threadIdx.x][row];
-	__syncthreads();
-	for (uint32_t r = 0; r < g.ranks; r++) {
-		all += s.offered[r];
-		fits = fits && s.offered[r] <= g.cap;
-	}
-	if (!fits || all > KEPT * gridDim.x)
-		return false;
-	for (uint32_t n = threadIdx.x;; n += THREADS) {
-		uint32_t i = blockIdx.x + n * gridDim.x, r = 0;
-
-		if (i >= all)
-			break;
-		while (i >= s.offered[r])
-			i -= s.offered[r++];
-		s.edge[n] = g.offers[r][(size_t)row * g.cap + i];
-	}
-	if (threadIdx.x == 0)
-		s.edges = (all + gridDim.x - 1 - blockIdx.x) / gridDim.x;
-	__syncthreads();
-	return true;
-}
-
-/* Count the scores of all ranks that lie in [lo, hi]. */
+/* This block's share of the scores of all ranks. */
 __device__ inline void
-count_scores(const struct dcpg_select &g, uint64_t lo, uint64_t hi,
-    uint32_t shift, uint32_t hist)
+count_scores(const struct dcpg_select &g, const Run &run, const Search &q,
+    uint32_t hist)
 {
-	uint32_t row = blockIdx.y, blocks = gridDim.x, total = g.total[row];
+	uint32_t row = blockIdx.y, all = g.ranks > 1 ? g.total[row] : 0;
 
-	for (uint32_t r = 0; r < g.ranks; r++) {
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; g.ranks == 1 && i < run.n; i += THREADS)
+		count_key(composite(score_key(run.score[i]), run.first + i), q,
+		    hist);
+#pragma unroll 1
+	for (uint32_t r = 0; g.ranks > 1 && r < g.ranks; r++) {
 		const float *score = g.scores[r] + (size_t)row * g.stride;
-		uint32_t n = total / g.ranks + (r < total % g.ranks);
+		uint32_t n = all / g.ranks + (r < all % g.ranks);
 
+#pragma unroll 1
 		for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < n;
-		    i += blocks * THREADS)
+		    i += gridDim.x * THREADS)
 			count_key(composite(score_key(score[i]), i * g.ranks +
-			    r), lo, hi, shift, hist, blocks);
+			    r), q, hist);
 	}
 }
 
-/* Count this block's part of the boundary keys. kept: they are in s.edge. */
 __device__ inline void
-count_keys(Shared &s, const struct dcpg_select &g, const Run &run, bool kept,
-    uint64_t lo, uint64_t hi, uint32_t shift, uint32_t *hist)
-{
-	uint32_t h = smem_addr(hist), blocks = gridDim.x;
-
-	if (kept) {
-		for (uint32_t i = threadIdx.x; i < s.edges; i += THREADS)
-			count_key(s.edge[i], lo, hi, shift, h, blocks);
-	} else if (g.ranks > 1) {
-		count_scores(g, lo, hi, shift, h);
-	} else {
-		for (uint32_t i = threadIdx.x; i < run.n; i += THREADS)
-			count_key(composite(score_key(run.score[i]),
-			    run.first + i), lo, hi, shift, h, blocks);
-	}
-}
-
-/* Find where in the boundary bin the winners begin. */
-__device__ inline void
-narrow(Shared &s, const struct dcpg_select &g, const Run &run, Edge &e,
+narrow_long(Shared &s, const struct dcpg_select &g, const Run &run, Search &q,
     uint32_t &phase)
 {
-	uint32_t need = e.need;
-	uint64_t lo = (uint64_t)e.lo << 32, hi = ((uint64_t)e.hi << 32) - 1;
-	bool kept = g.ranks > 1 ? take_offers(s, g) : s.edges <= KEPT;
-
-	for (uint32_t round = 0;; round++) {
-		uint32_t *hist = s.hist[round % 2];
-		uint32_t bits = 64 - __clzll((long long)(hi - lo));
-		uint32_t shift = bits > 11 ? bits - 11 : 0;
-
-		count_keys(s, g, run, kept, lo, hi, shift, hist);
+	clear_hist(s);
+	meet(s, phase);
+#pragma unroll 1
+	for (;;) {
+		step_begin(q);
+		count_scores(g, run, q, smem_addr(s.hist));
 		meet(s, phase);
-		find_bin(s.scan, my_bins(hist), need);
-		need = s.scan.need;
-		lo += (uint64_t)s.scan.bin << shift;
-		if (hi - lo >= 1ull << shift)
-			hi = lo + ((1ull << shift) - 1);
-		if (need == s.scan.in_bin || shift == 0)
-			break;
-		/* Next used in two rounds, after a barrier. */
-		for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
-			hist[i] = 0;
-		__syncthreads();
+		if (!step_end(q, s))
+			return;
+		clear_hist(s);
+		meet(s, phase);
 	}
-	e.from = lo;
 }
 
-/* Bits for those of the boundary's keys that win. */
-__device__ inline void
-mark(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e)
+/* All bits anew; how many keys win before the run. */
+__device__ inline uint32_t
+mark_long(Shared &s, const struct dcpg_select &g, const Run &run,
+    uint64_t from, uint32_t &phase)
 {
-	if (g.ranks == 1 && s.edges <= KEPT) {
-		for (uint32_t i = threadIdx.x; i < s.edges; i += THREADS) {
-			uint32_t j = ~(uint32_t)s.edge[i] - run.first;
+	uint32_t lane = threadIdx.x % 32, n = 0, before = 0;
 
-			if (s.edge[i] >= e.from)
-				atomicOr(&s.bits[j / 32], 1u << j % 32);
-		}
-	} else {
-		for (uint32_t i = threadIdx.x; i < run.n; i += THREADS) {
-			uint32_t key = score_key(run.score[i]);
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i - lane < run.n; i += THREADS) {
+		bool win = i < run.n && composite(score_key(run.score[i]),
+		    (run.first + i) * g.ranks + g.rank) >= from;
+		uint32_t w = __ballot_sync(~0u, win);
 
-			if (key >= e.lo && key < e.hi && composite(key,
-			    (run.first + i) * g.ranks + g.rank) >= e.from)
-				atomicOr(&s.bits[i / 32], 1u << i % 32);
-		}
+		n += win;
+		if (lane == 0)
+			bits(s, g)[i / 32 * 2] = w;
 	}
-	__syncthreads();
-}
-
-/* The bits become rows, behind those of the blocks before. A thread takes
- * neighbouring words, so the list is ascending; pages are looked up when all
- * winners are known, by all threads at once. */
-__device__ inline void
-emit(Shared &s, const struct dcpg_select &g, const Run &run, uint32_t phase)
-{
-	uint32_t row = blockIdx.y, words = (run.n + 31) / 32, n = 0, at, all;
-	uint32_t per = (words + THREADS - 1) / THREADS, base = 0;
-	uint32_t first = min(words, threadIdx.x * per);
-	uint32_t end = min(words, first + per);
-	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
-	const uint32_t *table = g.table + g.table_at[row];
-	uint32_t *list = g.list + (size_t)row * g.list_stride;
-
-	for (uint32_t i = first; i < end; i++)
-		n += __popc(s.bits[i]);
-	at = block_sum(n, s.scan.warp);
+	n = block_sum(n, s.scan.warp);
 	if (threadIdx.x == THREADS - 1)
+#pragma unroll 1
 		for (uint32_t r = 0; r < gridDim.x; r++)
 			asm volatile("st.shared::cluster.u32 [%0], %1;" ::
 			    "r"(cluster_map(smem_addr(&s.total[blockIdx.x]),
-			    r)), "r"(at) : "memory");
-	at -= n;
-	for (uint32_t i = first; i < end; i++)
-		for (uint32_t b = s.bits[i]; b != 0; b &= b - 1)
-			s.won[at++] = run.first + i * 32 + __ffs(b) - 1;
+			    r)), "r"(n) : "memory");
 	meet(s, phase);
+#pragma unroll 1
 	for (uint32_t r = 0; r < blockIdx.x; r++)
-		base += s.total[r];
-	n = s.total[blockIdx.x];
+		before += s.total[r];
+	return before;
+}
+
+/* --- the list ------------------------------------------------------------- */
+
+/*
+ * The bits become rows, from list[base + the sum of `before`] on. A thread
+ * takes neighbouring words, so the list is ascending; pages are looked up when
+ * all winners are known, by all threads at once.
+ */
+__device__ inline void
+emit(Shared &s, const struct dcpg_select &g, const Run &run,
+    const uint32_t *table, uint32_t base, uint32_t before)
+{
+	uint32_t row = blockIdx.y, words = (run.n + 31) / 32, n = 0, at;
+	uint32_t per = (words + THREADS - 1) / THREADS;
+	uint32_t first = min(words, threadIdx.x * per);
+	uint32_t end = min(words, first + per);
+	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
+	uint32_t *list = g.list + (size_t)row * g.list_stride;
+	uint32_t *bit = bits(s, g), *won = bit + 2 * words;
+
+#pragma unroll 1
+	for (uint32_t i = first; i < end; i++)
+		n += __popc(bit[2 * i]);
+	/* Both sums are at most DCPG_MAX_K. */
+	at = block_sum(n | before << 16, s.scan.warp);
+	if (threadIdx.x == THREADS - 1)
+		s.total[0] = at;
+	at = (at & 0xffff) - n;
+#pragma unroll 1
+	for (uint32_t i = first; i < end; i++)
+#pragma unroll 1
+		for (uint32_t b = bit[2 * i]; b != 0; b &= b - 1)
+			won[at++] = run.first + i * 32 + __ffs(b) - 1;
+	__syncthreads();
+	n = s.total[0] & 0xffff;
+	base += s.total[0] >> 16;
+#pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-		uint32_t j = s.won[i];
+		uint32_t j = won[i];
 
 		list[base + i] = (table[j >> lg] << lg) + (j & low);
 	}
-	if (blockIdx.x == 0 && threadIdx.x == 0) {
-		all = 0;
-		for (uint32_t r = 0; r < gridDim.x; r++)
-			all += s.total[r];
-		g.count[row] = all;
-	}
-	/* All blocks have read the histogram: they have counted. */
-	if (g.clear != NULL && blockIdx.x == 0)
-		for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
-			g.clear[(size_t)row * DCPG_BINS + i] = 0;
+	if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0)
+		g.count[row] = base + n;
 }
 
-/* The boundary that the offers were made for. */
-__device__ inline Edge
-offered_edge(const struct dcpg_select &g, uint32_t row)
+__device__ inline Run
+my_run(const struct dcpg_select &g)
 {
-	uint4 x = ((const uint4 *)g.edge)[row];
+	uint32_t len = g.len[blockIdx.y];
+	uint32_t per = ((len + gridDim.x - 1) / gridDim.x + 31) & ~31u;
+	Run run;
 
-	return (Edge){ x.x, x.y, x.z, x.w, 0 };
+	run.first = min(len, blockIdx.x * per);
+	run.n = min(len, run.first + per) - run.first;
+	run.score = g.score + (size_t)blockIdx.y * g.stride + run.first;
+	return run;
+}
+
+/* The pages of a row by number, those of the run at hand if they are few. */
+__device__ inline const uint32_t *
+my_pages(Shared &s, const struct dcpg_select &g, const Run &run)
+{
+	const uint32_t *table = g.table + g.table_at[blockIdx.y];
+	uint32_t lg = __ffs(g.page_rows) - 1, first = run.first >> lg;
+	uint32_t n = ((run.first + run.n + g.page_rows - 1) >> lg) - first;
+
+	if (n > PAGES)
+		return table;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+		s.page[i] = table[first + i];
+	return s.page - first;
+}
+
+/* D > 1: what this rank's window says. */
+__device__ inline Edge
+window_edge(const struct dcpg_select &g)
+{
+	uint32_t hi = g.windows[g.rank][blockIdx.y].hi;
+
+	return (Edge){ 0, 0, hi, hi };
+}
+
+/* The cluster's blocks have told each other what they found: the bits are
+ * completed. How many keys win before the run, in all and beside those as far
+ * as this thread knows. */
+__device__ inline uint2
+settle(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e,
+    uint32_t room, uint32_t &phase)
+{
+	uint32_t lane = threadIdx.x % 32;
+	Tally t = s.tally[lane % 16];	/* 0 where there is no block */
+	uint32_t base = __reduce_add_sync(~0u, lane < blockIdx.x ? t.sure : 0);
+	Search q = g.ranks > 1 ? search_offers(s, g) : search_edge(e);
+
+	if (g.ranks == 1 && e.need == e.in_bin)
+		return make_uint2(base, 0);
+	if (q.need > 0 && !__any_sync(~0u, t.edges > room)) {
+		Share m = my_share(s, room);
+
+		if (q.lo < q.hi)
+			narrow(s, m, q);
+		if (q.lo >= q.least && q.lo < q.below)
+			return make_uint2(base, mark(s, g, run, m, q.lo));
+	}
+	if (g.ranks > 1)
+		q = (Search){ 0, ~0ull, g.k, 0, 0, ~0ull };
+	if (g.ranks == 1 || g.total[blockIdx.y] > g.k)
+		narrow_long(s, g, run, q, phase);
+	return make_uint2(mark_long(s, g, run, q.lo, phase), 0);
 }
 
 /* grid: (blocks of a cluster, rows). */
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, 5)
 select_kernel(const __grid_constant__ struct dcpg_select g)
 {
 	extern __shared__ __align__(16) uint8_t mem[];
-	Shared &s = *(Shared *)mem;
-	uint32_t row = blockIdx.y, phase = 0, len, per;
+	Shared &s = *at_shared<Shared>(smem_addr(mem));
+	uint32_t row = blockIdx.y, phase = 0, room;
+	const uint32_t *hist = g.hist + (size_t)row * DCPG_BINS, *table;
+	float v[DEEP], next[DEEP];
+	uint2 before;
 	Edge e;
 	Run run;
 
-	for (uint32_t i = threadIdx.x; i < 2 * DCPG_BINS; i += THREADS)
-		s.hist[0][i] = 0;
-	if (threadIdx.x == 0) {
-		s.edges = 0;
+	room = edges(g.ranks) / gridDim.x;
+	clear_hist(s);
+	if (threadIdx.x < 16)
+		s.tally[threadIdx.x] = { 0, 0 };
+	if (threadIdx.x == 0)
 		mbar_init(smem_addr(&s.meet), gridDim.x);
-	}
-	/* All histograms are clear, all barriers set up. */
+	/* All is cleared and set up, everywhere. */
 	asm volatile("barrier.cluster.arrive.release.aligned;\n"
 	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+	/* Lengths and pages are older than the kernel before this one. */
+	run = my_run(g);
+	table = my_pages(s, g, run);
 	launch_wait();
 	launch_next();
-	len = g.len[row];
-	per = ((len + gridDim.x - 1) / gridDim.x + 31) & ~31u;
-	run.first = min(len, blockIdx.x * per);
-	run.n = min(len, run.first + per) - run.first;
-	run.score = g.score + (size_t)row * g.stride + run.first;
-	e = g.ranks > 1 ? offered_edge(g, row) : first_edge(s.scan,
-	    my_bins(g.hist + (size_t)row * DCPG_BINS), g.k);
-	collect(s, g, run, e);
+	load_scores(v, run, threadIdx.x);
+	load_scores(next, run, threadIdx.x + THREADS * DEEP);
+	e = g.ranks > 1 ? window_edge(g) : first_edge(s.scan, my_bins(hist),
+	    g.k);
+	split(bits(s, g), run, e, v, next);
+	collect(s, g, run, room);
 	meet_in(g.peer, row == 0 && blockIdx.x == 0);
-	if (e.need < e.in_bin) {
-		narrow(s, g, run, e, phase);
-		mark(s, g, run, e);
-	}
-	emit(s, g, run, phase);
+	if (g.ranks > 1)
+		take_offers(s, g, room);
+	exchange(s, room, phase);
+	before = settle(s, g, run, e, room, phase);
+	emit(s, g, run, table, before.x, before.y);
+	/* All blocks have read the histogram: they have met. */
+	if (g.clear != NULL)
+#pragma unroll 1
+		for (uint32_t i = blockIdx.x * THREADS + threadIdx.x;
+		    i < DCPG_BINS; i += gridDim.x * THREADS)
+			g.clear[(size_t)row * DCPG_BINS + i] = 0;
 	meet_out(g.peer, gridDim.x * gridDim.y);
 }
 
-/* The group's histogram of a row, this thread's four bins of it. */
-__device__ inline uint4
-group_bins(const struct dcpg_select &g, uint32_t row)
+/* --- what a rank offers --------------------------------------------------- */
+
+/* The window around a rank's k/D-th best: not more than `few` of its keys stand
+ * above it, and at least `many` above its end. */
+__device__ inline struct dcpg_window
+find_window(Scan &s, const uint32_t *hist, uint32_t len, uint32_t few,
+    uint32_t many)
 {
-	uint4 sum = { 0, 0, 0, 0 };
+	struct dcpg_window w = { 0, ~0u, 0, len };
+	Bins b = my_bins(hist);
 
-	for (uint32_t r = 0; r < g.ranks; r++) {
-		uint4 x = my_bins(g.hists[r] + (size_t)row * DCPG_BINS);
-
-		sum.x += x.x;
-		sum.y += x.y;
-		sum.z += x.z;
-		sum.w += x.w;
+	find_bin(s, b, few + 1);
+	if (few > 0 && s.in_bin != 0) {
+		w.hi = digit_first_key(s.bin + 1);
+		w.above = few + 1 - s.need;
 	}
-	return sum;
+	__syncthreads();
+	find_bin(s, b, many);
+	if (s.in_bin != 0) {
+		w.lo = digit_first_key(s.bin);
+		w.n = many - s.need + s.in_bin;
+	}
+	w.n -= w.above;
+	return w;
 }
 
 /* grid: (runs, rows). */
-__global__ void __launch_bounds__(THREADS, 2)
-offer_kernel(const __grid_constant__ struct dcpg_select g)
+__global__ void __launch_bounds__(THREADS, 4)
+offer_kernel(const __grid_constant__ struct dcpg_select g, uint32_t few,
+    uint32_t many)
 {
 	__shared__ Scan s;
 	uint32_t row = blockIdx.y, len = g.len[row], at;
+	const float *score = g.score + (size_t)row * g.stride;
 	uint64_t *offer = g.offers[g.rank] + (size_t)row * g.cap;
-	Edge e;
+	struct dcpg_window w;
 
-	meet_in(g.peer, row == 0 && blockIdx.x == 0);
-	e = first_edge(s, group_bins(g, row), g.k);
+	launch_wait();
+	launch_next();
+	w = find_window(s, g.hist + (size_t)row * DCPG_BINS, len, few, many);
 	if (blockIdx.x == 0 && threadIdx.x == 0)
-		((uint4 *)g.edge)[row] = make_uint4(e.need, e.in_bin, e.lo,
-		    e.hi);
-	if (e.need == e.in_bin)
-		len = 0;
+		g.windows[g.rank][row] = w;
+#pragma unroll 4
 	for (uint32_t j = blockIdx.x * THREADS + threadIdx.x; j < len;
 	    j += gridDim.x * THREADS) {
-		uint32_t key = score_key(g.score[(size_t)row * g.stride + j]);
+		uint32_t key = score_key(score[j]);
 
-		if (key < e.lo || key >= e.hi)
+		if (key < w.lo || key >= w.hi)
 			continue;
-		at = atomicAdd(&g.offered[g.rank][row], 1);
+		at = atomicAdd(&g.offered[row], 1);
 		if (at < g.cap)
 			offer[at] = composite(key, j * g.ranks + g.rank);
 	}
-	meet_out(g.peer, gridDim.x * gridDim.y);
+}
+
+bool
+power_of_2(uint32_t n)
+{
+	return n > 0 && (n & (n - 1)) == 0;
 }
 
 bool
@@ -506,11 +839,21 @@ valid(const struct dcpg_select *a)
 	return a->rows > 0 && a->rows <= 65535 && a->k > 0 &&
 	    a->k <= DCPG_MAX_K &&
 	    a->k <= a->list_stride && a->max_len > 0 &&
-	    a->max_len <= a->stride && a->stride % 4 == 0 &&
-	    a->max_len <= DCPG_MAX_SHARD &&
-	    a->page_rows > 0 && 64 % a->page_rows == 0 && a->ranks > 0 &&
-	    a->rank < a->ranks && (a->ranks == 1 || (a->edge != NULL &&
-	    a->total != NULL && a->ranks <= DCPK_MAX_RANKS));
+	    a->max_len <= a->stride && a->max_len <= DCPG_MAX_SHARD &&
+	    power_of_2(a->page_rows) && a->page_rows <= 64 &&
+	    power_of_2(a->ranks) && a->rank < a->ranks && (a->ranks == 1 ||
+	    (a->offered != NULL && a->total != NULL &&
+	    a->ranks <= DCPK_MAX_RANKS));
+}
+
+/* Bits of a run and its winners stand behind the rest. */
+size_t
+shared_size(const struct dcpg_select *a, uint32_t blocks)
+{
+	uint32_t per = ((a->max_len + blocks - 1) / blocks + 31) & ~31u;
+
+	return sizeof(Shared) + edges(a->ranks) * 8 + per / 4 + (per < a->k ?
+	    per : a->k) * 4;
 }
 
 }	/* namespace */
@@ -519,7 +862,12 @@ int
 select_init(void)
 {
 	return cudaFuncSetAttribute(select_kernel,
-	    cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)) ==
+	    cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared) +
+	    edges(2) * 8 + RUN / 4 + DCPG_MAX_K * 4) == cudaSuccess &&
+	    cudaFuncSetAttribute(select_kernel,
+	    cudaFuncAttributePreferredSharedMemoryCarveout, 100) ==
+	    cudaSuccess && cudaFuncSetAttribute(select_kernel,
+	    cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
 	    cudaSuccess ? 0 : -EIO;
 }
 
@@ -532,14 +880,13 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 {
 	cudaLaunchAttribute at[2];
 	cudaLaunchConfig_t cfg = {};
-	uint32_t blocks = 8;
+	uint32_t blocks = BLOCKS;
 
 	if (!valid(a))
 		return -EINVAL;
-	/* One wave where possible, two blocks an SM: an H200 has room for 30,
-	 * 60, 132 clusters of 8, 4, 2. No block with less than 1024 keys. */
+	/* One wave, four blocks an SM; no block with less than 1024 keys. */
 	while (blocks > 1 && a->max_len <= blocks / 2 * RUN &&
-	    (a->rows > (blocks == 8 ? 30 : blocks == 4 ? 60 : 132) ||
+	    (a->rows * blocks > (blocks == 16 ? 7 * 16 * 2 : 512) ||
 	    a->max_len < blocks * 1024))
 		blocks /= 2;
 	at[0].id = cudaLaunchAttributeClusterDimension;
@@ -550,7 +897,7 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 	at[1].val.programmaticStreamSerializationAllowed = 1;
 	cfg.gridDim = dim3(blocks, a->rows);
 	cfg.blockDim = dim3(THREADS);
-	cfg.dynamicSmemBytes = sizeof(Shared);
+	cfg.dynamicSmemBytes = shared_size(a, blocks);
 	cfg.stream = (cudaStream_t)stream;
 	cfg.attrs = at;
 	cfg.numAttrs = 2;
@@ -561,14 +908,25 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 extern "C" int
 dcpg_select_offer(const struct dcpg_select *a, void *stream)
 {
-	uint32_t runs, most;
+	cudaLaunchAttribute at[1];
+	cudaLaunchConfig_t cfg = {};
+	uint32_t runs, most, share, more;
 
 	if (!valid(a) || a->ranks == 1)
 		return -EINVAL;
-	/* Every block reads the peers' histograms: no more than two an SM. */
+	share = a->k / a->ranks;
+	more = (uint32_t)ceil(6 * sqrt((double)a->k / a->ranks * (1 - 1.0 /
+	    a->ranks))) + 1;
+	/* Every block reads the histogram: no more than four an SM. */
 	runs = (a->max_len + 4 * THREADS - 1) / (4 * THREADS);
-	most = a->rows < 264 ? 264 / a->rows : 1;
-	offer_kernel<<<dim3(runs < most ? runs : most, a->rows), THREADS, 0,
-	    (cudaStream_t)stream>>>(*a);
-	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+	most = a->rows < 528 ? 528 / a->rows : 1;
+	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	at[0].val.programmaticStreamSerializationAllowed = 1;
+	cfg.gridDim = dim3(runs < most ? runs : most, a->rows);
+	cfg.blockDim = dim3(THREADS);
+	cfg.stream = (cudaStream_t)stream;
+	cfg.attrs = at;
+	cfg.numAttrs = 1;
+	return cudaLaunchKernelEx(&cfg, offer_kernel, *a, share > more ?
+	    share - more : 0, share + more) == cudaSuccess ? 0 : -EIO;
 }

@@ -471,7 +471,6 @@ score_fast(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.stride = (uint32_t)c->scores_ld;
 	a.max_len = dcpk_shard_len(c->longest, r->dr, c->D);
 	a.page_rows = c->page_rows;
-	a.even = c->padded;
 	a.clear = r->offer_n;
 	if (a.max_len != 0)
 		return dcpg_index_score(&a, r->st);
@@ -501,16 +500,15 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 	a.ranks = c->D;
 	if (c->D == 1)
 		return a;
-	a.edge = r->edge;
 	a.cap = DCPG_OFFER_CAP;
+	a.offered = r->offer_n;
 	a.total = r->row_n;
 	for (uint32_t e = 0; e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
 
-		a.hists[e] = o->hist;
 		a.scores[e] = o->scores;
 		a.offers[e] = o->offer;
-		a.offered[e] = o->offer_n;
+		a.windows[e] = o->window;
 	}
 	if (c->s.comm == DCPK_COMM_PEER)
 		a.peer = dcpg_peer_of(c, r, 0);
@@ -518,9 +516,9 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 }
 
 /*
- * D > 1 meets twice: for the histograms, then for the keys of the boundary bin;
- * inside the two kernels where ranks meet by flags. What a peer reads of mine
- * is written again in the next layer, behind attention's meetings.
+ * D > 1 meets once, when all have offered their keys near the boundary: inside
+ * the selection where ranks meet by flags. What a peer reads of mine is written
+ * again in the next layer, behind attention's meetings.
  */
 static int
 decode_fast(dcpk_ctx *c, uint32_t layer)
@@ -531,14 +529,11 @@ decode_fast(dcpk_ctx *c, uint32_t layer)
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= score_fast(c, &c->r[i], layer);
-	}
-	if (c->D > 1 && events)
-		rc |= dcpg_meet(c);
-	for (uint32_t i = 0; c->D > 1 && i < c->W; i++) {
-		struct dcpg_select a = select_args(c, &c->r[i]);
+		if (c->D > 1) {
+			struct dcpg_select a = select_args(c, &c->r[i]);
 
-		cudaSetDevice(c->r[i].dev);
-		rc |= dcpg_select_offer(&a, c->r[i].st);
+			rc |= dcpg_select_offer(&a, c->r[i].st);
+		}
 	}
 	if (c->D > 1 && events)
 		rc |= dcpg_meet(c);

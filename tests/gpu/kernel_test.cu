@@ -395,7 +395,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 	Buf<float> dw(w), ds(ks), score((size_t)rows * stride);
 	Buf<uint32_t> dt(table), da(at), dl(len), hist(rows * DCPG_BINS);
 	struct dcpg_index_score a = { dq.d, dw.d, dk.d, ds.d, dt.d, da.d, dl.d,
-	    score.d, hist.d, rows, heads, stride, max, P, salt % 2 == 1 };
+	    score.d, hist.d, rows, heads, stride, max, P };
 	score.poison();
 	CHECK(cudaMemset(hist.d, 0, hist.n * 4));
 	CALL(dcpg_index_score(&a, nullptr));
@@ -437,10 +437,12 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 
 /* Scores of different temper; what 'kind' means is in kinds[]. */
 static const char *const kinds[] = { "normal", "all equal", "5 values",
-    "specials", "negative", "tiny", "huge", "one bin", "ties at zero" };
+    "specials", "negative", "tiny", "huge", "one bin", "ties at zero",
+    "winners on one rank" };
+enum { KINDS = 10 };
 
 static float
-make_score(int kind, Rng &g)
+make_score(int kind, uint32_t pos, Rng &g)
 {
 	static const float special[] = { 0.0f, -0.0f, NAN, INFINITY, -INFINITY,
 	    1.0f, -1.0f, 1e-42f, -1e-42f, 3e38f };
@@ -454,6 +456,7 @@ make_score(int kind, Rng &g)
 	case 6: return (float)(g.normal() * 1e6);
 	case 7: return (float)(1.0 + g.uniform() * 1e-3);
 	case 8: return g.below(10) ? 0.0f : (float)g.normal();
+	case 9: return (float)(g.normal() + (pos % 2 ? 0 : 5));
 	default: return (float)g.normal();
 	}
 }
@@ -491,7 +494,7 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		for (uint32_t i = 0; i < pages; i++)
 			table.push_back(g.below(1000) * 2 + i % 2);
 		for (uint32_t i = 0; i < n; i++)
-			s[r].push_back(make_score(kind, g));
+			s[r].push_back(make_score(kind, i, g));
 		std::vector<uint32_t> order(n);
 		for (uint32_t i = 0; i < n; i++)
 			order[i] = i;
@@ -503,7 +506,8 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	}
 	Buf<uint32_t> dt(table), da(at), offered(D * rows), total(lens);
 	Buf<uint64_t> offers((size_t)D * rows * cap);
-	Buf<uint32_t> list((size_t)rows * k), count(rows), edge(rows * 4);
+	Buf<uint32_t> list((size_t)rows * k), count(rows);
+	Buf<struct dcpg_window> windows(D * rows);
 	CHECK(cudaMemset(offered.d, 0, offered.n * 4));
 	std::vector<Buf<float> *> scores;
 	std::vector<Buf<uint32_t> *> dlens, hists;
@@ -520,7 +524,6 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	a.ranks = D;
 	a.cap = cap;
 	a.total = total.d;
-	a.edge = edge.d;
 	for (uint32_t d = 0; d < D; d++) {
 		std::vector<float> part((size_t)rows * stride, NAN);
 		std::vector<uint32_t> len(rows), hist(rows * DCPG_BINS);
@@ -534,25 +537,29 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		dlens.push_back(new Buf<uint32_t>(len));
 		hists.push_back(new Buf<uint32_t>(hist));
 		a.scores[d] = scores[d]->d;
-		a.hists[d] = hists[d]->d;
 		a.offers[d] = offers.d + (size_t)d * rows * cap;
-		a.offered[d] = offered.d + d * rows;
+		a.windows[d] = windows.d + d * rows;
 	}
 	for (uint32_t d = 0; D > 1 && d < D; d++) {
 		a.rank = d;
 		a.score = scores[d]->d;
 		a.len = dlens[d]->d;
+		a.hist = hists[d]->d;
+		a.offered = offered.d + d * rows;
 		CALL(dcpg_select_offer(&a, nullptr));
 		CHECK(cudaDeviceSynchronize());
 	}
 	std::vector<uint32_t> ho = offered.get();
-	for (uint32_t n : ho)
-		spill |= n > cap;
+	std::vector<struct dcpg_window> hw = windows.get();
+	for (size_t i = 0; D > 1 && i < ho.size(); i++) {
+		ok &= ho[i] == hw[i].n;
+		spill |= ho[i] > cap;
+	}
 	for (uint32_t d = 0; d < D; d++) {
 		a.rank = d;
 		a.score = scores[d]->d;
 		a.len = dlens[d]->d;
-		a.hist = D > 1 ? nullptr : hists[0]->d;
+		a.hist = hists[d]->d;
 		a.clear = hists[d]->d;
 		list.poison();
 		count.poison();
@@ -606,7 +613,7 @@ index_tests(void)
 	for (uint32_t L : lens)
 		for (uint32_t k : ks)
 			for (uint32_t D = 1; D <= 8; D *= 2)
-				for (int kind = 0; kind < 9; kind++) {
+				for (int kind = 0; kind < KINDS; kind++) {
 					if (brief && (L > 2049 || kind % 4 ||
 					    D == 4 || k == 5))
 						continue;
@@ -614,7 +621,7 @@ index_tests(void)
 					    kind, 4096, ++salt);
 				}
 	select_case(3, 4000, 100, 2, 1, 64, ++salt);
-	for (int kind = 0; kind < 9; kind++)
+	for (int kind = 0; kind < KINDS; kind++)
 		select_case(3, 9000, 2048, kind % 2 ? 2 : 8, kind, 16, ++salt);
 	if (!brief) {
 		select_case(2, 163905, 2048, 1, 0, 1024, ++salt);

@@ -29,7 +29,7 @@ class Score(ctypes.Structure):
     _fields_ = [("q8", VP), ("w", VP), ("keys", VP), ("kscale", VP),
                 ("table", VP), ("table_at", VP), ("len", VP), ("score", VP),
                 ("hist", VP), ("rows", U32), ("heads", U32), ("stride", U32),
-                ("max_len", U32), ("page_rows", U32), ("even", BOOL),
+                ("max_len", U32), ("page_rows", U32),
                 ("clear", VP)]
 
 
