@@ -46,7 +46,7 @@ const css = name =>
 
 let paint = {};		/* colours of the scheme, read once */
 function read_colours() {
-	for (const n of ["track", "cached", "pinned", "shared", "soft", "line",
+	for (const n of ["track", "cached", "warn", "shared", "soft", "line",
 	    "used", "tone", "chroma"])
 		paint[n] = css("--" + n);
 	paint.of = id => `oklch(${+paint.tone + TONES[id % 5]}% ` +

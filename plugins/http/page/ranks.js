@@ -26,7 +26,10 @@ function take_pages(map, at) {
 		}
 }
 
-/* A page that its request has left cools down. */
+/*
+ * A page that its request has left cools down. A pinned one has a foot: as
+ * requests have all hues, no colour would tell it from them.
+ */
 function colour_of(c, at) {
 	const warm = 1 - (at - c.at) / COOL;
 
@@ -35,7 +38,7 @@ function colour_of(c, at) {
 	if (c.owner === -2)
 		return [paint.shared, 1, null];
 	if (c.owner === -3)
-		return [paint.pinned, 1, null];
+		return [paint.cached, 1, null, paint.warn];
 	if (c.owner === -1)
 		return [paint.cached, 1, c.was > 0 && warm > 0 ?
 		    [paint.of(c.was), warm * .45] : null];
@@ -63,6 +66,10 @@ function draw_strip(canvas, at) {
 		g.globalAlpha = col[1] * dim;
 		g.fillStyle = col[0];
 		g.fillRect(x, 0, dx, h);
+		if (col[3]) {
+			g.fillStyle = col[3];
+			g.fillRect(x, h / 2, dx, h / 2);
+		}
 		if (col[2]) {
 			g.globalAlpha = col[2][1] * dim;
 			g.fillStyle = col[2][0];
