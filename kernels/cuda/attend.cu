@@ -5,8 +5,10 @@
  *
  * A block owns NH heads of one query row and one split of its key list. The
  * blocks of a cluster share a list and merge their results through each other's
- * shared memory, so one launch does all and no state outlives it. Which NH and
- * how many splits is chosen from the shape, by what was measured.
+ * shared memory, so one launch does all and no state outlives it. A cluster may
+ * hold two blocks of heads of every split, a team, whose rows are fetched once
+ * for both. Which NH, how many splits and whether teams is chosen from the
+ * shape, by what was measured.
  *
  * Shared memory, NH = 64, fp8: q 72 KB, 3 stages of 41 KB, p 16 KB, the rest
  * 8 KB. After the last key q and the stages become the place where the
@@ -149,7 +151,7 @@ struct Owned {
 template <class S>
 __device__ inline void
 push_ml(const Acc<S> &a, const Place &p, uint32_t smem, uint32_t split,
-    uint32_t splits)
+    uint32_t splits, uint32_t rank0)
 {
 	uint32_t at = smem + S::ml_off + split * S::nh * 8;
 
@@ -161,8 +163,8 @@ push_ml(const Acc<S> &a, const Place &p, uint32_t smem, uint32_t split,
 		float m = ldsf(smem + S::ms_off + h * 4);
 
 		for (uint32_t to = p.g; to < splits; to += 8)
-			cluster_st64(cluster_map(at + h * 8, to), m, a.l[j],
-			    cluster_map(smem + S::ml_bar, to));
+			cluster_st64(cluster_map(at + h * 8, rank0 + to), m,
+			    a.l[j], cluster_map(smem + S::ml_bar, rank0 + to));
 	}
 }
 
@@ -260,14 +262,13 @@ merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
     size_t head0)
 {
 	uint32_t split = blockIdx.x, splits = gridDim.x, full = 0;
-	uint32_t me = threadIdx.x;
+	uint32_t me = threadIdx.x, rank0 = blockIdx.y % g.team * splits;
 	Owned<S> mine(split, splits), to(me, splits);
 	uint32_t out = smem + splits * mine.per * S::xrow;
 
-	cluster_wait();		/* everyone's barriers are set up */
 	if (me == 0)
 		mbar_expect(smem + S::ml_bar, splits * S::nh * 8);
-	push_ml<S>(a, p, smem, split, splits);
+	push_ml<S>(a, p, smem, split, splits, rank0);
 	stage_o<S>(a, p, out);
 	fence_async();
 	bar_sync(BAR_OUT, S::work);
@@ -278,22 +279,23 @@ merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
 	if (me == 0)
 		mbar_expect(smem + S::o_bar, full * mine.n * S::xrow);
 	if (me < splits && me != split && to.n > 0 && a.l[0] != 0.0f)
-		cluster_copy(cluster_map(smem + split * to.per * S::xrow, me),
-		    out + to.first * S::xrow, to.n * S::xrow,
-		    cluster_map(smem + S::o_bar, me));
+		cluster_copy(cluster_map(smem + split * to.per * S::xrow,
+		    rank0 + me), out + to.first * S::xrow, to.n * S::xrow,
+		    cluster_map(smem + S::o_bar, rank0 + me));
 	__syncwarp();
 	mbar_wait(smem + S::o_bar, 0);
 	cluster_arrive();
 	write_owned<S>(g, smem, out, split, splits, head0);
-	__syncwarp();
-	cluster_wait();
 }
 
 /* What the computing warps do. */
 template <class S>
 __device__ inline void
-compute(const Args &g, uint8_t *mem, const Part &part, size_t head0)
+compute(const Args &g, uint8_t *mem, const Team &team)
 {
+	size_t head0 = (size_t)blockIdx.z * g.heads + blockIdx.y * S::nh;
+	uint32_t count = min(g.count[blockIdx.z], g.max_count);
+	bool clustered = gridDim.x * team.n > 1;
 	uint32_t smem = smem_addr(mem), lane = threadIdx.x % 32;
 	Place p = { threadIdx.x / 128, threadIdx.x / 32 % 4, lane, lane / 4,
 	    lane % 4 };
@@ -311,29 +313,36 @@ compute(const Args &g, uint8_t *mem, const Part &part, size_t head0)
 		a.l[j] = 0.0f;
 	a.cexp = 0;
 	bar_sync(BAR_Q, S::work);
-	attend<S>(a, p, smem, part.n);
+	if (clustered)
+		cluster_wait();		/* everyone's barriers are set up */
+	attend<S>(a, p, team, smem, my_part(count).n);
 	sum_l<S>(a, p, smem + S::red_off);
-	if (S::splits == 1 || gridDim.x == 1)
+	if (S::splits == 1 || gridDim.x == 1) {
+		if (clustered)
+			cluster_arrive();
 		write_all<S>(g, a, p, smem, head0);
-	else
+	} else {
 		merge<S>(g, a, p, smem, head0);
+	}
+	__syncwarp();
+	if (clustered)
+		cluster_wait();		/* nobody needs this block any more */
 }
 
-/* grid: (splits, heads / NH, rows), clusters of (splits, 1, 1). */
+/* grid: (splits, heads / NH, rows), clusters of (splits, team, 1). */
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1)
 attend_kernel(const Args g)
 {
 	extern __shared__ __align__(1024) uint8_t mem[];
 	uint32_t smem = smem_addr(mem);
-	size_t head0 = (size_t)blockIdx.z * g.heads + blockIdx.y * S::nh;
-	const uint32_t *list = g.list + (size_t)blockIdx.z * g.list_stride;
-	Part part;
+	Team team(g.team, gridDim.x);
 
 	if (threadIdx.x == 0)
 		for (int i = 0; i < S::stages; i++) {
 			mbar_init(smem + S::bar_off + i * 8, 1);
-			mbar_init(smem + S::bar_off + 64 + i * 8, S::wgs * 4);
+			mbar_init(smem + S::bar_off + 64 + i * 8,
+			    S::wgs * 4 * team.n);
 		}
 	if (threadIdx.x == 0) {
 		mbar_init(smem + S::ml_bar, 1);
@@ -344,26 +353,24 @@ attend_kernel(const Args g)
 	if (threadIdx.x < S::nh)
 		sts32(smem + S::ms_off + threadIdx.x * 4, 0xff800000);
 	__syncthreads();
-	if (gridDim.x > 1)
+	if (gridDim.x * team.n > 1)
 		cluster_arrive();
 	launch_wait();
 	launch_next();
-	part = my_part(min(g.count[blockIdx.z], g.max_count), blockIdx.x,
-	    gridDim.x);
-
 	if (threadIdx.x >= S::work) {
 		asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-		gather<S>(g, list + part.first, part.n, smem);
+		gather<S>(g, team, smem);
 		__syncwarp();
-		if (gridDim.x > 1) {
-			cluster_wait();
+		if (gridDim.x * team.n > 1) {
+			if (team.n == 1)
+				cluster_wait();
 			cluster_arrive();
 			cluster_wait();
 		}
 	} else {
 		asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::
 		    "n"(S::regs));
-		compute<S>(g, mem, part, head0);
+		compute<S>(g, mem, team);
 	}
 }
 
@@ -371,11 +378,12 @@ attend_kernel(const Args g)
 
 template <class S>
 void
-configure(cudaLaunchConfig_t *cfg, cudaLaunchAttribute at[2], dim3 grid)
+configure(cudaLaunchConfig_t *cfg, cudaLaunchAttribute at[2], dim3 grid,
+    uint32_t team)
 {
 	at[0].id = cudaLaunchAttributeClusterDimension;
 	at[0].val.clusterDim.x = grid.x;
-	at[0].val.clusterDim.y = 1;
+	at[0].val.clusterDim.y = team;
 	at[0].val.clusterDim.z = 1;
 	at[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	at[1].val.programmaticStreamSerializationAllowed = 1;
@@ -394,7 +402,7 @@ launch(const Args &g, uint32_t rows, uint32_t splits, cudaStream_t stream)
 	cudaLaunchAttribute at[2];
 	cudaLaunchConfig_t cfg;
 
-	configure<S>(&cfg, at, dim3(splits, g.heads / S::nh, rows));
+	configure<S>(&cfg, at, dim3(splits, g.heads / S::nh, rows), g.team);
 	cfg.stream = stream;
 	return cudaLaunchKernelEx(&cfg, attend_kernel<S>, g) == cudaSuccess ?
 	    0 : -EIO;
@@ -417,9 +425,7 @@ prepare(int fit[MAX_SPLITS + 1])
 		cudaLaunchConfig_t cfg;
 
 		fit[n] = 0;
-		if (n > S::splits || n > S::nh)
-			continue;
-		configure<S>(&cfg, at, dim3(n, 1, 1));
+		configure<S>(&cfg, at, dim3(n, 1, 1), 1);
 		cfg.numAttrs = 1;
 		e = cudaOccupancyMaxActiveClusters(&fit[n], attend_kernel<S>,
 		    &cfg);
@@ -434,29 +440,31 @@ prepare(int fit[MAX_SPLITS + 1])
 
 /*
  * One compiled shape. The three figures predict a launch: every wave of blocks
- * costs `fixed`, plus `stage` per 64 keys of a block, plus `merge` when keys
- * are split; us, fitted to kernel_bench sweep on an H200 (doc/cuda.md). They
- * only choose; any choice is right.
+ * costs `fixed`, plus `stage` per 64 keys of a block (a tenth less where rows
+ * are fetched together), plus `merge` when keys are split; us, fitted to what
+ * an H200 took (doc/cuda.md). They only choose; any choice is right.
  */
 struct Entry {
 	struct dcpg_attend_shape shape;
 	int (*launch)(const Args &, uint32_t, uint32_t, cudaStream_t);
 	cudaError_t (*prepare)(int [MAX_SPLITS + 1]);
 	double fixed, stage, merge;
+	uint32_t splits;	/* at most */
 	int fit[MAX_SPLITS + 1];
 };
 
 #define ENTRY(bf16, nh, w, fixed, stage, merge) {			\
 	{ nh, w }, launch<Shape<bf16, nh, w>>, prepare<Shape<bf16, nh, w>>, \
-	fixed, stage, merge, { 0 } }
+	fixed, stage, merge, Shape<bf16, nh, w>::splits < nh ?		\
+	Shape<bf16, nh, w>::splits : nh, { 0 } }
 
 Entry fp8_entries[] = {
-	ENTRY(false, 64, 2, 9.3, 2.58, 0), ENTRY(false, 32, 2, 5.75, 1.84, 4.8),
-	ENTRY(false, 16, 4, 4.6, 1.8, 2.7), ENTRY(false, 8, 4, 4.0, 1.43, 2.0),
+	ENTRY(false, 64, 2, 11, 2.6, 0), ENTRY(false, 32, 2, 6.6, 1.81, 4.0),
+	ENTRY(false, 16, 4, 5.6, 1.6, 2.2), ENTRY(false, 8, 4, 4.6, 1.65, 1.4),
 };
 Entry bf16_entries[] = {
-	ENTRY(true, 32, 2, 5.75, 1.84, 4.8), ENTRY(true, 16, 2, 4.6, 1.8, 2.7),
-	ENTRY(true, 8, 2, 4.0, 1.43, 2.0),
+	ENTRY(true, 32, 2, 6.6, 2.2, 4.0), ENTRY(true, 16, 2, 5.6, 1.7, 2.2),
+	ENTRY(true, 8, 2, 4.6, 1.65, 1.4),
 };
 
 template <class T, size_t N>
@@ -473,41 +481,57 @@ entries(enum dcpk_kv kv, uint32_t *n)
 	return kv == DCPK_KV_BF16 ? bf16_entries : fp8_entries;
 }
 
-double
-predict(const Entry &e, const struct dcpg_attend *a, uint32_t splits)
-{
-	uint32_t clusters = a->rows * (a->heads / e.shape.heads), waves, keys;
-	/* Clusters of more than 8 blocks start late. */
-	double merge = splits > 8 ? e.merge + 2.4 : splits > 1 ? e.merge : 0;
+struct Choice {
+	const Entry *e;
+	uint32_t splits, team;
+};
 
-	if (e.fit[splits] == 0)
+/* us; INFINITY where the device cannot run it. */
+double
+predict(const struct dcpg_attend *a, const Choice &c)
+{
+	uint32_t groups = a->heads / c.e->shape.heads, waves, stages;
+	uint32_t clusters = a->rows * groups / c.team, fit;
+	double t = c.e->fixed;
+
+	if (c.splits > c.e->splits || c.splits * c.team > MAX_SPLITS ||
+	    groups % c.team != 0 || c.e->fit[c.splits * c.team] == 0)
 		return INFINITY;
-	waves = (clusters + e.fit[splits] - 1) / e.fit[splits];
-	keys = (a->max_count + splits - 1) / splits;
-	return waves * (e.fixed + e.stage * ((keys + KEYS - 1) / KEYS) + merge);
+	fit = c.e->fit[c.splits * c.team];
+	waves = (clusters + fit - 1) / fit;
+	stages = ((a->max_count + c.splits - 1) / c.splits + KEYS - 1) / KEYS;
+	t += c.e->stage * stages * (c.team > 1 ? 0.9 : 1);
+	if (c.splits > 1)
+		t += c.e->merge;
+	if (c.splits > 8)	/* start late */
+		t += 2.4;
+	return waves * t;
 }
 
-/* What the caller forces stays; the rest is the fastest by prediction. */
-Entry *
-choose(const struct dcpg_attend *a, uint32_t *splits)
+/* What the caller forces stays; the rest is the fastest by prediction. Teams of
+ * four gain nothing over two and only run when forced. */
+Choice
+choose(const struct dcpg_attend *a)
 {
 	uint32_t n;
-	Entry *e = entries(a->kv, &n), *best = NULL;
+	const Entry *e = entries(a->kv, &n);
+	Choice best = {};
 	double t = INFINITY;
 
 	for (uint32_t i = 0; i < n; i++)
-		for (uint32_t s = 1; s <= MAX_SPLITS; s++) {
-			double x;
+		for (uint32_t x = 0; x < 3 * MAX_SPLITS; x++) {
+			Choice c = { &e[i], x / 3 + 1, 1u << x % 3 };
+			double y;
 
-			if (e[i].shape.heads > a->heads ||
+			if (c.e->shape.heads > a->heads ||
 			    (a->shape > 0 && a->shape != i + 1) ||
-			    (a->splits > 0 && a->splits != s))
+			    (a->splits > 0 && a->splits != c.splits) ||
+			    (a->team > 0 ? a->team != c.team : c.team > 2))
 				continue;
-			x = predict(e[i], a, s);
-			if (x < t) {
-				t = x;
-				best = &e[i];
-				*splits = s;
+			y = predict(a, c);
+			if (y < t) {
+				t = y;
+				best = c;
 			}
 		}
 	return best;
@@ -544,23 +568,24 @@ dcpg_attend_shape(enum dcpk_kv kv, uint32_t i, struct dcpg_attend_shape *out)
 	*out = e[i].shape;
 	for (int s = 1; s <= MAX_SPLITS; s++)
 		out->fit[s] = e[i].fit[s];
+	out->splits = e[i].splits;
 	return true;
 }
 
 extern "C" int
 dcpg_attend(const struct dcpg_attend *a, void *stream)
 {
-	uint32_t splits;
-	const Entry *e;
+	Choice c;
 	Args g;
 
 	if ((a->kv != DCPK_KV_FP8 && a->kv != DCPK_KV_BF16) || a->rows == 0 ||
 	    a->rows > 65535 || a->heads < 8 || a->heads > 128 ||
 	    (a->heads & (a->heads - 1)) != 0 || a->list_stride < a->max_count)
 		return -EINVAL;
-	e = choose(a, &splits);
-	if (e == NULL)
+	c = choose(a);
+	if (c.e == NULL)
 		return -EINVAL;
+	g.team = c.team;
 	g.q = (const uint8_t *)a->q;
 	g.pool = (const uint8_t *)a->pool;
 	g.list = a->list;
@@ -572,5 +597,5 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 	g.max_count = a->max_count;
 	g.scale_log2 = a->scale * 1.4426950408889634f;
 	g.out_f32 = a->out_f32;
-	return e->launch(g, a->rows, splits, (cudaStream_t)stream);
+	return c.e->launch(g, a->rows, c.splits, (cudaStream_t)stream);
 }

@@ -44,6 +44,7 @@ struct Args {
 	void *out;
 	float *lse;
 	uint32_t heads, list_stride, max_count;
+	uint32_t team;		/* blocks that share rows */
 	float scale_log2;	/* scale * log2(e) */
 	bool out_f32;
 };
@@ -111,30 +112,77 @@ struct Part {
 };
 
 __device__ inline Part
-my_part(uint32_t count, uint32_t split, uint32_t splits)
+my_part(uint32_t count)
 {
-	uint32_t per = ((count + splits - 1) / splits + 15) & ~15u;
+	uint32_t per = ((count + gridDim.x - 1) / gridDim.x + 15) & ~15u;
 	Part p;
 
-	p.first = min(count, split * per);
+	p.first = min(count, blockIdx.x * per);
 	p.n = min(count, p.first + per) - p.first;
 	return p;
 }
 
-/* The gathering warps, 16 rows of a stage each. Rows are filled up to a
+/*
+ * Blocks of one list part and several head groups, neighbours in a cluster,
+ * need the same rows: each fetches every n-th of them for all n. Block r of the
+ * cluster is split r % splits of head group r / splits.
+ */
+struct Team {
+	uint32_t n, me;		/* blocks that share rows; which one this is */
+
+	__device__ inline
+	Team(uint32_t blocks, uint32_t splits) :
+	    n(blocks), me(blockIdx.y % blocks), width(splits)
+	{
+	}
+	/* The cluster's number of team mate i. */
+	__device__ inline uint32_t
+	rank(uint32_t i) const
+	{
+		return i * width + blockIdx.x;
+	}
+	__device__ inline uint16_t
+	mask(void) const
+	{
+		uint32_t m = 0;
+
+		for (uint32_t i = 0; i < n; i++)
+			m |= 1u << rank(i);
+		return (uint16_t)m;
+	}
+
+private:
+	uint32_t width;
+};
+
+/*
+ * The gathering warps, 16 rows of a stage each. Rows are filled up to a
  * multiple of 16 with copies of the last key: finite values, which p = 0 takes
- * out again. */
+ * out again. The first entries are read as if the list were full, while its
+ * count is still on the way.
+ */
 template <class S>
 __device__ inline void
-gather(const Args &a, const uint32_t *list, uint32_t n, uint32_t smem)
+gather(const Args &a, const Team &team, uint32_t smem)
 {
+	const uint32_t *list = a.list + (size_t)blockIdx.z * a.list_stride;
+	uint16_t all = team.mask();
 	uint32_t me = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32;
 	uint32_t full = smem + S::bar_off, empty = full + 64;
-	uint32_t stages = (n + KEYS - 1) / KEYS, row = 0;
-	bool mine = threadIdx.x % 32 < 16;
+	uint32_t guess = my_part(a.max_count).first + me, row = 0, n, stages;
+	bool mine = threadIdx.x % 32 < 16 && me % team.n == team.me;
+	Part part;
 
-	if (n > 0)
+	if (guess < a.max_count)
+		row = list[guess];
+	part = my_part(min(a.count[blockIdx.z], a.max_count));
+	n = part.n;
+	stages = (n + KEYS - 1) / KEYS;
+	list += part.first;
+	if (n > 0 && (me >= n || part.first + me != guess))
 		row = list[min(me, n - 1)];
+	if (team.n > 1)
+		cluster_wait();		/* all mates' barriers are set up */
 	for (uint32_t i = 0; i < stages; i++) {
 		uint32_t s = i % S::stages, nk = min(KEYS, n - i * KEYS);
 		uint32_t fill = (nk + 15) & ~15u, next = 0;
@@ -148,9 +196,15 @@ gather(const Args &a, const uint32_t *list, uint32_t n, uint32_t smem)
 			    (i / S::stages - 1) & 1);
 		if (threadIdx.x % 128 == 0)
 			mbar_expect(bar, fill * S::row);
-		if (mine && me < fill)
-			bulk_load(dst + me * S::pitch,
-			    a.pool + (size_t)row * S::row, S::row, bar);
+		if (mine && me < fill) {
+			const uint8_t *src = a.pool + (size_t)row * S::row;
+			uint32_t to = dst + me * S::pitch;
+
+			if (team.n > 1)
+				bulk_load_all(to, src, S::row, bar, all);
+			else
+				bulk_load(to, src, S::row, bar);
+		}
 		row = next;
 	}
 }
@@ -682,10 +736,21 @@ pin_o(Acc<S> &a)
 		wg_pin(a.o[i]);
 }
 
+/* Team mate i may overwrite the stage. */
+__device__ inline void
+release(const Team &team, uint32_t i, uint32_t empty)
+{
+	if (team.n == 1)
+		mbar_arrive(empty);
+	else
+		cluster_mbar_arrive(cluster_map(empty, team.rank(i)));
+}
+
 /* The same over all keys of the round. */
 template <class S>
 __device__ inline void
-accumulate(Acc<S> &a, const Place &p, uint32_t smem, uint32_t i0, uint32_t n)
+accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
+    uint32_t i0, uint32_t n)
 {
 	constexpr int D = S::depth;
 	uint32_t r[D][4 * S::tiles], empty = smem + S::bar_off + 64;
@@ -701,9 +766,9 @@ accumulate(Acc<S> &a, const Place &p, uint32_t smem, uint32_t i0, uint32_t n)
 				fetch16<S>(v, p, smem, i0, k + 1);
 			add16<S>(a, r[k % D], smem, k);
 			wg_wait<D - 1>();
-			if (k % 4 == 3 && p.lane == 0)	/* all read */
-				mbar_arrive(empty + (i0 + k / 4) % S::stages *
-				    8);
+			if (k % 4 == 3 && p.lane < team.n)	/* all read */
+				release(team, p.lane, empty +
+				    (i0 + k / 4) % S::stages * 8);
 		}
 		wg_wait<0>();
 		pin_o(a);
@@ -722,7 +787,7 @@ accumulate(Acc<S> &a, const Place &p, uint32_t smem, uint32_t i0, uint32_t n)
 /* All rounds. n: keys of the block. */
 template <class S>
 __device__ inline void
-attend(Acc<S> &a, const Place &p, uint32_t smem, uint32_t n)
+attend(Acc<S> &a, const Place &p, const Team &team, uint32_t smem, uint32_t n)
 {
 	uint32_t full = smem + S::bar_off;
 	uint32_t stages = (n + KEYS - 1) / KEYS;
@@ -741,7 +806,7 @@ attend(Acc<S> &a, const Place &p, uint32_t smem, uint32_t n)
 		for (i = i0; i < min(i0 + S::wgs, stages); i++)
 			mbar_wait(full + i % S::stages * 8,
 			    (i / S::stages) & 1);
-		accumulate<S>(a, p, smem, i0, n);
+		accumulate<S>(a, p, team, smem, i0, n);
 	}
 }
 

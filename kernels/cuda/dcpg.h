@@ -55,6 +55,8 @@ struct dcpg_attend {
 	/* 0: chosen. Tests and the benchmark force them. */
 	uint32_t shape;		/* 1 + index of a compiled shape */
 	uint32_t splits;	/* 1 .. 16: blocks that share a list */
+	uint32_t team;		/* 1, 2, 4: blocks of heads that fetch their
+				   rows together; splits * team <= 16 */
 };
 
 int dcpg_attend(const struct dcpg_attend *, void *stream);
@@ -62,8 +64,9 @@ int dcpg_attend(const struct dcpg_attend *, void *stream);
 struct dcpg_attend_shape {
 	uint32_t heads;		/* of one block */
 	uint32_t groups;	/* its computing warpgroups */
-	int fit[DCPG_MAX_SPLITS + 1];	/* [n]: clusters of n blocks that run at
-				   once on this device; 0: n splits refused */
+	uint32_t splits;	/* at most */
+	int fit[DCPG_MAX_SPLITS + 1];	/* [n]: clusters of n blocks (splits *
+				   team) that run at once on this device */
 };
 
 /* The ith compiled shape of a format; false: there is none. */

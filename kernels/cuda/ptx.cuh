@@ -192,6 +192,18 @@ bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 	    :: "r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 
+/* The same into every block of the cluster that `blocks` has the bit of, at the
+ * same place of each; the bytes count on each one's own bar. */
+__device__ inline void
+bulk_load_all(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar,
+    uint16_t blocks)
+{
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier"
+	    "::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+	    :: "r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(blocks)
+	    : "memory");
+}
+
 /* 4 bytes; the thread's copies count as one arrival on bar when they are there
  * (bar was set up to expect it). */
 __device__ inline void
@@ -225,6 +237,14 @@ cluster_map(uint32_t a, uint32_t rank)
 	asm("mapa.shared::cluster.u32 %0, %1, %2;"
 	    : "=r"(r) : "r"(a), "r"(rank));
 	return r;
+}
+
+/* At a barrier of any block of the cluster. */
+__device__ inline void
+cluster_mbar_arrive(uint32_t bar)
+{
+	asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];"
+	    :: "r"(bar) : "memory");
 }
 
 /* Orders nothing but the arrival itself. */

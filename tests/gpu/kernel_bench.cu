@@ -135,7 +135,7 @@ struct Bed {
 
 static double
 time_attend(Bed &b, uint32_t heads, uint32_t keys, uint32_t rows,
-    uint32_t shape, uint32_t splits)
+    uint32_t shape, uint32_t splits, uint32_t team)
 {
 	size_t bytes = (size_t)rows * keys * (b.bf16 ? 1152 : 656);
 	int sets = (int)std::min<size_t>(512, 160000000 / bytes + 4);
@@ -154,6 +154,7 @@ time_attend(Bed &b, uint32_t heads, uint32_t keys, uint32_t rows,
 	a.scale = 0.1352337f;
 	a.shape = shape;
 	a.splits = splits;
+	a.team = team;
 	return replay(sets, [&](int i, cudaStream_t s) {
 		a.list = b.list.d + (size_t)i * rows * keys;
 		CALL(dcpg_attend(&a, s));
@@ -206,7 +207,7 @@ bench_attend(bool bf16, bool sweep)
 	for (const auto &an : anchors)
 		for (int i = 0; i < 5; i++) {
 			double t = time_attend(bed, an.heads, an.keys,
-			    batches[i], 0, 0), best = 1e9;
+			    batches[i], 0, 0, 0), best = 1e9;
 			double f = attend_floor(bf16, an.heads, an.keys,
 			    batches[i]);
 
@@ -218,19 +219,21 @@ bench_attend(bool bf16, bool sweep)
 				    t / an.us[i]);
 			for (uint32_t j = 0; sweep &&
 			    dcpg_attend_shape(kv, j, &sh); j++)
-				for (uint32_t s = 1; s <= DCPG_MAX_SPLITS;
-				    s++) {
-					uint32_t n = sh.heads > an.heads ? 0 :
-					    batches[i] * an.heads / sh.heads;
+				for (uint32_t x = 0; x < 2 * sh.splits; x++) {
+					uint32_t s = x / 2 + 1, m = x % 2 + 1;
+					uint32_t n = batches[i] * an.heads /
+					    sh.heads / m;
 
 					/* More than a wave of splits is slow */
-					if (n == 0 || (int)n > sh.fit[s] *
+					if (sh.heads * m > an.heads ||
+					    s * m > DCPG_MAX_SPLITS ||
+					    (int)n > sh.fit[s * m] *
 					    (s == 1 ? 2 : 1))
 						continue;
 					t = time_attend(bed, an.heads, an.keys,
-					    batches[i], j + 1, s);
-					printf(" %u/%u*%u:%.2f", sh.heads,
-					    sh.groups, s, t);
+					    batches[i], j + 1, s, m);
+					printf(" %u/%u*%u*%u:%.2f", sh.heads,
+					    sh.groups, s, m, t);
 					best = std::min(best, t);
 				}
 			if (sweep)

@@ -87,7 +87,7 @@ row_value(const Pool &p, uint32_t r, bool bf16, int i)
 struct AttendCase {
 	bool bf16;
 	uint32_t heads, rows, max;
-	uint32_t shape, splits;
+	uint32_t shape, splits, team;
 	bool out_f32;
 	std::vector<uint32_t> counts;	/* cycled over the rows */
 	double grow;		/* rows get larger along the list: 1 = not */
@@ -190,6 +190,7 @@ attend_case(const AttendCase &c, uint64_t salt)
 	a.scale = scale;
 	a.shape = c.shape;
 	a.splits = c.splits;
+	a.team = c.team;
 	out.poison();
 	lse.poison();
 	CALL(dcpg_attend(&a, nullptr));
@@ -229,9 +230,9 @@ attend_case(const AttendCase &c, uint64_t salt)
 	bool ok = rel < tol && worst < 4 * tol && el < 1e-3 && exact;
 	char what[200];
 	snprintf(what, sizeof what, "attend %s H=%u rows=%u max=%u shape=%u "
-	    "splits=%u %s grow=%g: rel %.2e worst head %.2e lse %.1e%s",
+	    "splits=%u team=%u %s grow=%g: rel %.2e worst head %.2e lse %.1e%s",
 	    c.bf16 ? "bf16" : "fp8", c.heads, c.rows, c.max, c.shape, c.splits,
-	    c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
+	    c.team, c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
 	    exact ? "" : " EMPTY ROW NOT EXACT");
 	verdict(ok, what);
 }
@@ -249,12 +250,15 @@ attend_tests(void)
 		enum dcpk_kv kv = b ? DCPK_KV_BF16 : DCPK_KV_FP8;
 
 		for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
-			for (uint32_t s = 1; s <= DCPG_MAX_SPLITS; s++) {
-				AttendCase c = { b == 1, sh.heads * 2 > 128 ?
-				    128 : sh.heads * 2, brief ? 3u : 16u,
-				    512, i + 1, s, true, counts, 1 };
+			for (uint32_t x = 0; x < 3 * DCPG_MAX_SPLITS; x++) {
+				uint32_t s = x / 3 + 1, team = 1 << x % 3;
+				AttendCase c = { b == 1, sh.heads * team,
+				    brief ? 3u : 16u, 512, i + 1, s, team, true,
+				    counts, 1 };
 
-				if (sh.fit[s] == 0)
+				if (s > sh.splits || c.heads > 128 ||
+				    s * team > DCPG_MAX_SPLITS ||
+				    sh.fit[s * team] == 0)
 					continue;
 				if (brief && (s & (s - 1)) != 0 && s != 3)
 					continue;
@@ -262,6 +266,10 @@ attend_tests(void)
 					c.counts = { 0, 33, 130 };
 					c.max = 130;
 				}
+				attend_case(c, ++salt);
+				if (team == 1 || c.heads == 128)
+					continue;
+				c.heads *= 2;	/* several teams a row */
 				attend_case(c, ++salt);
 			}
 		if (brief)
@@ -271,11 +279,11 @@ attend_tests(void)
 
 			for (int r = 0; r < 4; r++) {
 				AttendCase c = { b == 1, h, rows[r], 2048, 0, 0,
-				    r % 2 == 0, { 2048, 2047, 1, 1500 }, 1 };
+				    0, r % 2 == 0, { 2048, 2047, 1, 1500 }, 1 };
 
 				attend_case(c, ++salt);
 			}
-			AttendCase up = { b == 1, h, 3, 1024, 0, 0, true,
+			AttendCase up = { b == 1, h, 3, 1024, 0, 0, 0, true,
 			    { 1024, 777, 1000 }, 300 };
 			AttendCase down = up;
 			down.grow = 1 / 300.0;

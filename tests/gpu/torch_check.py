@@ -22,7 +22,7 @@ class Attend(ctypes.Structure):
                 ("out", VP), ("lse", VP), ("rows", U32), ("heads", U32),
                 ("list_stride", U32), ("max_count", U32),
                 ("kv", ctypes.c_int), ("out_f32", BOOL), ("scale", F32),
-                ("shape", U32), ("splits", U32)]
+                ("shape", U32), ("splits", U32), ("team", U32)]
 
 
 class Score(ctypes.Structure):
