@@ -194,6 +194,7 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->threads = o->cpu_threads;
 	in->ranks_per_gpu = o->ranks_per_gpu;
 	in->comm = (enum dcpk_comm)o->dcp_comm;
+	in->wire = dcpd_options_wire(o);
 	in->graph_rows = o->cuda_graph_max_bs;
 	in->flags = DCPK_GUARD |
 	    (o->quantize_activations ? DCPK_QUANT_ACT : 0) |
@@ -428,6 +429,23 @@ phase_weights(struct dcpd_daemon *d, struct dcpd_err *err)
 	return 0;
 }
 
+/* Before `ready`, whose table says what they took. */
+static int
+phase_graphs(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	uint32_t made;
+	int rc;
+
+	if (d->opt.cuda_graph_max_bs == 0)
+		return 0;
+	phase(d, "graphs");
+	rc = dcpd_engine_graphs(&d->model, &made, err);
+	if (rc != 0)
+		return rc;
+	phase_done(d, "%u of up to %u rows", made, d->opt.cuda_graph_max_bs);
+	return 0;
+}
+
 /* What was allocated, beside what was planned. */
 static int
 phase_ready(struct dcpd_daemon *d, const struct dcpk_backend *b,
@@ -487,7 +505,8 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 	phase_done(d, "%" PRIu64 " tokens of KV, %" PRIu64 " at --dcp-size 1",
 	    plan.tokens, plan.tokens_tp);
 	if ((rc = phase_open(d, b, &topo, &in, &plan, err)) != 0 ||
-	    (rc = phase_weights(d, err)) != 0)
+	    (rc = phase_weights(d, err)) != 0 ||
+	    (rc = phase_graphs(d, err)) != 0)
 		return rc;
 	return phase_ready(d, b, &in, &plan, err);
 }

@@ -22,7 +22,7 @@
 
 #include "kernels/layout.h"
 
-#define DCPK_ABI 3u
+#define DCPK_ABI 4u
 #define DCPK_ALL_RANKS UINT32_MAX
 #define DCPK_MAX_LAYERS 256u
 #define DCPK_MAX_RANKS 64u
@@ -233,6 +233,19 @@ enum dcpk_comm {
 	DCPK_COMM_NCCL = 2,	/* events; the sums of partials by NCCL */
 };
 
+/*
+ * DCP: what a partial output is rounded to before it crosses ranks. A rank's
+ * own heads stay as they are; the LSE is f32 in any case. FP8: e4m3, and an f32
+ * scale, amax/448, for each DCPK_WIRE_TILE columns of a row and head (fewer in
+ * the last).
+ */
+enum dcpk_wire {
+	DCPK_WIRE_F32 = 0,
+	DCPK_WIRE_BF16 = 1,
+	DCPK_WIRE_FP8 = 2,
+};
+#define DCPK_WIRE_TILE 128u
+
 struct dcpk_setup {
 	struct dcpk_model model;
 	struct dcpk_topo topo;
@@ -247,6 +260,7 @@ struct dcpk_setup {
 	uint32_t threads;		/* CPU workers; 0 = cores online */
 	uint32_t ranks_per_gpu;		/* CUDA; 0 = 1 */
 	enum dcpk_comm comm;		/* CUDA */
+	enum dcpk_wire wire;		/* D > 1 */
 	uint32_t graph_rows;		/* CUDA: decode passes of up to so many
 					   rows are replayed as graphs; or 0 */
 	uint32_t flags;
@@ -263,6 +277,8 @@ struct dcpk_bytes {
 	uint64_t weights_mtp;
 	uint64_t rows, index;	/* pools, sink page included */
 	uint64_t workspace;
+	uint64_t graphs;	/* CUDA graphs: planned by graphs.h, measured
+				   as they are captured */
 	uint64_t host;		/* pages outside the pools, of all ranks: rank
 				   0's entry; no device memory */
 };
@@ -336,6 +352,9 @@ struct dcpk_backend {
 	/* Tests and `dcpctl check`: bytes copied, or -errno. */
 	int64_t (*peek)(struct dcpk_ctx *, enum dcpk_peek, uint32_t layer,
 	    uint32_t rank, uint32_t row, void *buf, size_t cap);
+	/* Benchmarks: random rows and index keys in every page, as if requests
+	 * had left them, the same in every group. NULL: it cannot. */
+	int (*fill)(struct dcpk_ctx *, uint64_t seed);
 	/* Our own invariants: guard bytes, pool bounds. */
 	int (*check)(struct dcpk_ctx *, struct dcpk_err *);
 	/* Any thread, while an operation runs: whom it waits for, or "". NULL:

@@ -13,8 +13,8 @@ tests_bench_floor_LDADD = $(DCPD_LIBS)
 
 TESTS += $(PARITY_TESTS) $(MODEL_TESTS) $(CLIENT_TESTS)
 PARITY_TESTS = tests/parity/test_tiny.py tests/parity/test_fixtures.py \
-	tests/parity/test_formats.py tests/parity/test_cases.py \
-	tests/parity/test_layouts.py
+	tests/parity/test_formats.py tests/parity/test_wire.py \
+	tests/parity/test_cases.py tests/parity/test_layouts.py
 MODEL_TESTS = tests/integration/test_model.py \
 	tests/integration/test_accuracy.py tests/integration/test_begin.py
 

@@ -83,6 +83,10 @@ check_cp(const struct dcpd_options *o, struct dcpd_err *err)
 	if (DCPD_GIVEN(o, prefill_way) && o->prefill_way != 0 && o->dcp == 1)
 		return dcpd_fail(err, -EINVAL, "--prefill-way: only with "
 		    "--dcp-size above 1; leave it out");
+	if (DCPD_GIVEN(o, dcp_wire) && o->dcp == 1)
+		return dcpd_fail(err, -EINVAL, "--dcp-wire: only with "
+		    "--dcp-size above 1, else no partial output is sent; "
+		    "leave it out");
 	if (o->cp > 1 && dcpd_options_way(o) >= 0 &&
 	    dcpd_options_way(o) != DCPK_WAY_KV)
 		return dcpd_fail(err, -EINVAL, "--prefill-way: with "
@@ -209,6 +213,14 @@ dcpd_options_check(const struct dcpd_options *o, struct dcpd_err *err)
 	if ((rc = dcpd_layout_check(&layout, err)) != 0)
 		return rc;
 	return check_cp(o, err);
+}
+
+enum dcpk_wire
+dcpd_options_wire(const struct dcpd_options *o)
+{
+	if (o->dcp_wire != 0)		/* 0: auto */
+		return (enum dcpk_wire)(o->dcp_wire - 1);
+	return o->device == DCPD_DEVICE_CPU ? DCPK_WIRE_F32 : DCPK_WIRE_BF16;
 }
 
 void

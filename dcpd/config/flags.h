@@ -73,6 +73,11 @@ X(ACT, ENUM, dcp_comm, "dcp-comm", "", "", "p2p=event|peer|nccl", \
   "how GPUs wait for each other: p2p by events; peer by flags in peer " \
   "memory; nccl as p2p, with sums of partials by NCCL. peer and nccl have " \
   "not been run or measured yet. --device cuda only") \
+X(ACT, ENUM, dcp_wire, "dcp-wire", "", "auto", \
+  "auto|f32=float32|bf16=bfloat16|fp8_e4m3=fp8", \
+  "what a rank sends of an attention output that the group merges; fp8_e4m3: " \
+  "with a scale per head and 128 columns. auto: f32 on the CPU, bf16 on " \
+  "GPUs. Only with --dcp-size above 1") \
 X(ACT, U32, cuda_graph_max_bs, "cuda-graph-max-bs", "", "0", "0..4096", \
   "decode passes of up to so many rows are captured and replayed as CUDA " \
   "graphs; 0: none. It has not been run or measured yet. --device cuda only") \

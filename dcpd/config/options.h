@@ -110,6 +110,8 @@ int dcpd_options_chat(const struct dcpd_options *, const char *model_type,
     struct dcpd_err *);
 /* -1: by prediction, or enum dcpk_way */
 int dcpd_options_way(const struct dcpd_options *);
+/* --dcp-wire, auto resolved. */
+enum dcpk_wire dcpd_options_wire(const struct dcpd_options *);
 int dcpd_options_log_level(const struct dcpd_options *);	/* LOG_* */
 
 #endif

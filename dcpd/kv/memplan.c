@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "dcpd/kv/memplan.h"
+#include "kernels/graphs.h"
 
 /* Pool rows are counted in 32 bits, the sink's included. */
 #define PAGES_MAX (UINT32_MAX / DCPD_PAGE_TOKENS - 1)
@@ -63,7 +64,8 @@ dcpd_memplan_setup(const struct dcpd_memplan_in *in,
 		.max_prefill = in->chunk, .max_reqs = in->max_running,
 		.max_ctx = in->max_ctx, .threads = in->threads,
 		.flags = in->flags, .ranks_per_gpu = in->ranks_per_gpu,
-		.comm = in->comm, .graph_rows = in->graph_rows,
+		.comm = in->comm, .wire = in->wire,
+		.graph_rows = in->graph_rows,
 	};
 }
 
@@ -149,6 +151,9 @@ fixed_bytes(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 		p->workspace_estimated = true;
 		for (r = 0; r < topo->world; r++)
 			p->rank[r].workspace = estimate_workspace(in, topo);
+		dcpd_memplan_setup(in, topo, 1, 0, &s);
+		for (r = 0; r < topo->world; r++)
+			p->rank[r].graphs = dcpk_graph_bytes(&s);
 	}
 	rc = dcpd_weights_bytes(in->cfg, topo, in->device, in->flags,
 	    p->rank);
@@ -160,7 +165,7 @@ static uint64_t
 fixed_of(const struct dcpk_bytes *b)
 {
 	return b->weights + b->weights_attn + b->weights_rep +
-	    b->weights_mtp + b->workspace;
+	    b->weights_mtp + b->workspace + b->graphs;
 }
 
 /*
@@ -328,7 +333,8 @@ charge_pools(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 		DCPD_ASSERT(asked[r].rows == p->rank[r].rows &&
 		    asked[r].index == p->rank[r].index &&
 		    asked[r].host == p->rank[r].host &&
-		    asked[r].workspace == p->rank[r].workspace);
+		    asked[r].workspace == p->rank[r].workspace &&
+		    asked[r].graphs == p->rank[r].graphs);
 	return 0;
 }
 

@@ -25,6 +25,7 @@ struct dcpd_memplan_in {
 	/* as in struct dcpk_setup */
 	uint32_t threads, flags, ranks_per_gpu, graph_rows;
 	enum dcpk_comm comm;
+	enum dcpk_wire wire;
 	bool report_only;		/* what does not fit is told in `misfit`
 					   instead of being an error */
 };

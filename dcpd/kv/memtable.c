@@ -25,6 +25,7 @@ static const struct column {
 	COLUMN("KV rows", rows),
 	COLUMN("index", index),
 	COLUMN("workspace", workspace),
+	COLUMN("graphs", graphs),
 #undef COLUMN
 };
 #define COLUMNS (sizeof columns / sizeof *columns)

@@ -25,6 +25,9 @@ int dcpd_engine_open(struct dcpd_model_engine *, const struct dcpk_backend *,
 /* Load the weights (dir), check that all are there, measure. */
 int dcpd_engine_load(struct dcpd_model_engine *, const char *dir,
     const struct dcpd_load_options *, struct dcpd_err *);
+/* Run what --cuda-graph-max-bs will have captured; *made: how many kinds. */
+int dcpd_engine_graphs(struct dcpd_model_engine *, uint32_t *made,
+    struct dcpd_err *);
 /* What the scheduler runs; valid while e is. close() closes the backend. */
 void dcpd_engine_make(struct dcpd_model_engine *e, struct dcpd_engine *out);
 void dcpd_engine_close(struct dcpd_model_engine *);

@@ -67,6 +67,23 @@ part_lse(struct dcpk_ctx *c, uint32_t i, uint32_t rank)
 	return c->plse + ((size_t)i * c->W + rank) * c->group[0].heads;
 }
 
+/*
+ * Heads first.. of a partial that `rank` computed, as the ranks that own them
+ * receive them. Its own heads are not sent.
+ */
+static void
+send_heads(const struct dcpk_ctx *c, uint32_t rank, struct dcpc_range hr, float *o)
+{
+	const struct dcpk_topo *t = &c->s.topo;
+	uint32_t n = c->s.model.kv_lora, h;
+	struct dcpk_heads own = dcpk_decode_heads(rank, c->s.model.heads,
+	    t->attn_tp, t->cp);
+
+	for (h = 0; h < hr.n; h++, o += n)
+		if (hr.first + h - own.first >= own.n)
+			dcpc_wire_round(o, n, c->s.wire);
+}
+
 /* One rank, one row (row0 + task / W) of the block. */
 static void
 attend_shard(void *arg, uint32_t task, uint32_t thread)
@@ -86,14 +103,17 @@ attend_shard(void *arg, uint32_t task, uint32_t thread)
 	for (j = 0; j < g->n_ranges; j++) {
 		struct dcpc_range hr = g->range[j];
 
-		if (c->D == 1)
+		if (c->D == 1) {
 			attend(c, thread, i, hr.first, hr.n, &rows, list,
 			    count[0], out_of(c, i, hr.first), lse);
-		else
+		} else {
+			float *o = part_o(c, b, rank) +
+			    (size_t)h * c->s.model.kv_lora;
+
 			attend(c, thread, i, hr.first, hr.n, &rows, list + at,
-			    count[r], part_o(c, b, rank) +
-			    (size_t)h * c->s.model.kv_lora,
-			    part_lse(c, b, rank) + h);
+			    count[r], o, part_lse(c, b, rank) + h);
+			send_heads(c, rank, hr, o);
+		}
 		h += hr.n;
 	}
 }

@@ -243,6 +243,17 @@ dcpc_quant_act(float *x, uint32_t n, uint32_t block, bool ue8m0)
 	}
 }
 
+void
+dcpc_wire_round(float *x, uint32_t n, enum dcpk_wire wire)
+{
+	uint32_t i;
+
+	if (wire == DCPK_WIRE_FP8)
+		dcpc_quant_act(x, n, DCPK_WIRE_TILE, false);
+	for (i = 0; wire == DCPK_WIRE_BF16 && i < n; i++)
+		x[i] = dcpc_bf16_to_f32(dcpc_f32_to_bf16(x[i]));
+}
+
 /* --- norms and rotations ----------------------------------------------- */
 
 void

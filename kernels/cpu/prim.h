@@ -122,6 +122,8 @@ float dcpc_quant_e4m3(float *x, uint32_t n);
  * (ue8m0: scale rounded up to a power of two), or by a static scale. */
 void dcpc_quant_act(float *x, uint32_t n, uint32_t block, bool ue8m0);
 void dcpc_quant_act_static(float *x, uint32_t n, float scale);
+/* In place: one head's partial output as the rank that merges it gets it. */
+void dcpc_wire_round(float *x, uint32_t n, enum dcpk_wire wire);
 
 /*
  * The slice of a weight as f32 [n1-n0][k1-k0], row stride ld. -EINVAL if the

@@ -287,12 +287,14 @@ by_value(const dcpk_ctx *c)
 static int
 value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w)
 {
+	/* what has crossed as fp8 is merged already */
+	bool merged = c->D == 1 || c->s.wire == DCPK_WIRE_FP8;
 	struct dcpg_value a = {};
 
-	for (uint32_t e = 0; e < c->D; e++) {
+	for (uint32_t e = 0; e < (merged ? 1 : c->D); e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
 
-		a.part[e] = c->D == 1 ? (void *)r->o : o->po;
+		a.part[e] = merged ? (void *)r->o : o->po;
 		a.lse[e] = o->plse;
 	}
 	a.w = w;
@@ -300,9 +302,9 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w)
 	a.rows = c->rows;
 	a.heads = c->Hr;
 	a.values = c->s.model.vdim;
-	a.rank = r->dr;
-	a.ranks = c->D;
-	if (c->D > 1 && c->s.comm == DCPK_COMM_PEER)
+	a.rank = merged ? 0 : r->dr;
+	a.ranks = merged ? 1 : c->D;
+	if (!merged && c->s.comm == DCPK_COMM_PEER)
 		a.peer = dcpg_peer_of(c, r, 0);
 	return dcpg_value(&a, r->st);
 }
@@ -330,7 +332,8 @@ merge(dcpk_ctx *c, dcpg_rank *r)
 
 /*
  * Every rank attends to its own rows with the group's heads; then the merge.
- * Partial outputs cross as bf16, what they are rounded to in the end anyway.
+ * Partial outputs cross as bf16, what they are rounded to in the end anyway, or
+ * by --dcp-wire as fp8.
  */
 static int
 from_pools(dcpk_ctx *c, uint32_t layer)
@@ -367,6 +370,8 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 	}
 	if (c->D == 1)
 		return rc;
+	if (c->s.wire == DCPK_WIRE_FP8)
+		return rc | dcpg_merge_fp8(c);
 	if (c->s.comm != DCPK_COMM_PEER)
 		rc |= dcpg_meet(c);
 	for (uint32_t i = 0; !by_value(c) && i < c->W; i++) {

@@ -14,12 +14,11 @@
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/graphs.h"
 
 static const size_t LT_WS = 32u << 20;
+static_assert(DCPK_FAST_KEYS == DCPG_MAX_SHARD, "graphs.h, dcpg.h");
 enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
-
-/* A rank that waits longer for another has lost it. */
-static const uint64_t PEER_LIMIT_NS = 20000000000ull;
 
 static int
 fail(dcpk_err *err, int code, const char *fmt, ...)
@@ -51,7 +50,7 @@ dcpg_peer_of(dcpk_ctx *c, dcpg_rank *r, uint32_t lane)
 		p.flags[i] = c->r[i].flags + lane * dcpg_peer_words(c->W);
 	p.world = c->W;
 	p.self = r->id;
-	p.limit_ns = PEER_LIMIT_NS;
+	p.limit_ns = DCPG_LOST_NS;
 	p.stuck = &c->stuck[r->id];
 	return p;
 }
@@ -284,6 +283,12 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->qg = TAKE(M * c->Hg * cr, bf16);
 		r->po = TAKE(M * c->Hg * m->kv_lora, float);
 		r->plse = TAKE(M * c->Hg, float);
+		if (c->s.wire == DCPK_WIRE_FP8) {
+			r->w8 = TAKE(M * c->Hg * m->kv_lora, uint8_t);
+			r->w8_scale = TAKE(M * c->Hg * ((m->kv_lora +
+			    DCPK_WIRE_TILE - 1) / DCPK_WIRE_TILE), float);
+			r->w8_lse = TAKE(M * c->Hg, float);
+		}
 		r->gather = TAKE(ctx * c->row_bytes, uint8_t);
 	}
 	r->o = TAKE(M * c->Hp * m->kv_lora, bf16);
@@ -319,6 +324,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->gscales = TAKE(ctx, float);
 	r->hs = TAKE(cap * m->hidden, bf16);
 	r->logits = TAKE(cap * ((V + c->W - 1) / c->W), float);
+	r->probe_word = TAKE(1, uint32_t);
 	r->plan = TAKE(c->plan_cap, char);
 	if (c->s.topo.cp > 1)
 		r->own_mem = TAKE(3 * M, uint32_t);
@@ -355,6 +361,7 @@ cuda_bytes(const dcpk_setup *s, dcpk_bytes *b)
 		b[i].rows = rows_bytes(c);
 		b[i].index = keys_bytes(c) + scales_bytes(c);
 		b[i].workspace = carve(c, &c->r[i], i, NULL);
+		b[i].graphs = dcpk_graph_bytes(s);
 	}
 	b[0].host = dcpg_host_bytes(c);
 	free(c);
@@ -412,6 +419,9 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	if (s->kv == DCPK_KV_F32 || s->idx == DCPK_KV_F32)
 		return fail(err, -EINVAL, "cuda: f32 KV is for the CPU alone; "
 		    "use --kv-cache-dtype bf16 or fp8_e4m3");
+	if (t->dcp > 1 && s->wire == DCPK_WIRE_F32)
+		return fail(err, -EINVAL, "cuda: --dcp-wire f32 is for the CPU "
+		    "alone; use bf16 or fp8_e4m3");
 	if (s->comm != DCPK_COMM_EVENT && s->ranks_per_gpu > 1)
 		return fail(err, -EINVAL, "cuda: --dcp-comm peer and nccl "
 		    "need a GPU for each rank; use p2p");
@@ -488,7 +498,8 @@ unpool(void *p)
 static void
 cuda_close(dcpk_ctx *c)
 {
-	if (c == NULL)
+	/* What waits for a lost rank never ends: the process does. */
+	if (c == NULL || c->lost)
 		return;
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
@@ -515,6 +526,7 @@ cuda_close(dcpk_ctx *c)
 			cudaFree(r->sort_tmp);
 		if (r->lt != NULL)
 			cublasLtDestroy(r->lt);
+		dcpg_lost_close(c, r);
 		if (r->met != NULL)
 			cudaEventDestroy(r->met);
 		if (r->end != NULL)
@@ -588,7 +600,8 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	c->got[i].rows = rows_bytes(c);
 	c->got[i].index = keys_bytes(c) + scales_bytes(c);
 	c->got[i].workspace = bytes;
-	if (!stream(&r->st) || !stream(&r->side) || !event(&r->met) ||
+	if (dcpg_lost_open(c, r) != 0 ||
+	    !stream(&r->st) || !stream(&r->side) || !event(&r->met) ||
 	    !event(&r->end) || !event(&r->forked) || !event(&r->joined) ||
 	    cublasLtCreate(&r->lt) != CUBLAS_STATUS_SUCCESS)
 		return fail(err, -EIO, "cuda: rank %u on GPU %d: no stream or "
@@ -754,11 +767,11 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 	c->gathered = c->prefill && c->D > 1 &&
 	    (c->s.topo.cp > 1 || p->way != DCPK_WAY_Q);
 	c->gather_layer = UINT32_MAX;
-	c->longest = 0;
+	c->longest = c->marks = 0;
 	for (uint32_t i = 0; i < p->n_rows; i++)
 		c->longest = std::max(c->longest, DCPK_ROWS(p)[i].pos + 1);
 	c->fast_index = !c->prefill && can_fast_index(&c->s) &&
-	    dcpk_shard_len(c->longest, 0, c->D) <= DCPG_MAX_SHARD;
+	    dcpk_shard_len(c->longest, 0, c->D) <= DCPK_FAST_KEYS;
 	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
 	    c->s.model.rope == DCPG_ROPE;
 	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 : shard(c);
@@ -787,37 +800,12 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 	    cudaGetErrorString(cudaGetLastError()));
 }
 
-/* A meeting by flags that somebody did not come to. */
-static bool
-lost_peer(const dcpk_ctx *c)
+static int
+cuda_ffn(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 {
-	bool lost = false;
+	int rc = dcpg_ffn_op(c, rank, layer);
 
-	for (uint32_t i = 0; c->stuck != NULL && i < c->W; i++) {
-		const volatile struct dcpg_stuck *s = &c->stuck[i];
-
-		if (s->set == 0)
-			continue;
-		fprintf(stderr, "cuda: rank %u waited %llu s for rank %u, "
-		    "meeting %u: it is lost\n", i, (unsigned long long)
-		    (PEER_LIMIT_NS / 1000000000), s->peer, s->meeting);
-		lost = true;
-	}
-	return lost;
-}
-
-/* Any thread: the ranks whose work of this step is not done. */
-static void
-cuda_waits(dcpk_ctx *c, char *buf, size_t cap)
-{
-	size_t at = 0;
-
-	buf[0] = '\0';
-	for (uint32_t i = 0; c->ending && i < c->W && at < cap; i++)
-		if (cudaEventQuery(c->r[i].end) == cudaErrorNotReady)
-			at += (size_t)snprintf(buf + at, cap - at,
-			    "%srank %u on GPU %d", at > 0 ? ", " : "", i,
-			    c->r[i].dev);
+	return rc == 0 ? dcpg_mark(c) : rc;	/* the layer's last operation */
 }
 
 static int
@@ -842,11 +830,13 @@ cuda_step_end(dcpk_ctx *c, uint32_t rank, dcpk_result *res)
 		cudaSetDevice(c->r[i].dev);
 		rc |= dcpg_ok(cudaEventRecord(c->r[i].end, c->r[i].st), "end");
 	}
-	cudaSetDevice(c->r[0].dev);
 	c->ending = rc == 0;
-	rc |= dcpg_ok(cudaStreamSynchronize(c->r[0].st), "step");
+	if (rc == 0)
+		rc = dcpg_wait_end(c);
 	c->ending = false;
-	if (rc != 0 || lost_peer(c))
+	if (dcpg_lost_peer(c))
+		c->lost = true;
+	if (rc != 0 || c->lost)
 		return -EIO;
 	if (n != 0)
 		memcpy(res->out, c->out_pinned, n * sizeof *res->out);
@@ -934,14 +924,15 @@ static const dcpk_backend table = {
 	.select = dcpg_select_op,
 	.attend_merge = dcpg_attend_op,
 	.attn_out = dcpg_attn_out_op,
-	.ffn = dcpg_ffn_op,
+	.ffn = cuda_ffn,
 	.head = dcpg_head_op,
 	.sample = dcpg_sample_op,
 	.step_end = cuda_step_end,
 	.move = dcpg_move,
 	.peek = dcpg_peek,
+	.fill = dcpg_fill,
 	.check = cuda_check,
-	.waits = cuda_waits,
+	.waits = dcpg_waits,
 	.close = cuda_close,
 };
 

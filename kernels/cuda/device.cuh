@@ -53,12 +53,20 @@ struct dcpg_layer {		/* of one rank */
 	dcpg_mat s_gate, s_up, s_down;
 };
 
+/* A rank, or the host, that waits longer for another rank has lost it. */
+#define DCPG_LOST_NS 20000000000ull
+
+/* Layers that the host may be ahead of the ranks. */
+#define DCPG_AHEAD 4u
+
 struct dcpg_rank {
 	int dev;
 	cudaStream_t st, side;	/* side: q beside the index, dcpg_fork */
 	cudaEvent_t forked, joined;
 	cudaEvent_t met;	/* what it had enqueued at the last meeting */
 	cudaEvent_t end;	/* of the step */
+	cudaStream_t probe;	/* for a piece of work that nobody waits for */
+	uint32_t *probe_word;
 	cublasLtHandle_t lt;
 	void *lt_ws, *side_ws;
 	uint32_t id, tp, cp, group, dr;	/* dr: rank inside its DCP group */
@@ -101,6 +109,10 @@ struct dcpg_rank {
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
 	float *plse;		/* [M][Hg] */
+	/* DCPK_WIRE_FP8: what peers put here of this rank's heads, wire.cu */
+	uint8_t *w8;		/* [D][rows][Hr][c] e4m3 */
+	float *w8_scale;	/* [D][rows][Hr][tiles of c] */
+	float *w8_lse;		/* [D][rows][Hr] */
 	float *lse_unused;	/* [M][Hp], where nobody reads the LSE */
 	bf16 *o;		/* [m][h][c] merged */
 	bf16 *ov;		/* [m][h*v] */
@@ -171,6 +183,10 @@ struct dcpk_ctx {
 	struct dcpg_stuck *stuck;	/* pinned, [W]; DCPK_COMM_PEER */
 	struct dcpg_nccl *nccl;		/* DCPK_COMM_NCCL, W > 1 */
 	std::atomic<bool> ending;	/* the host waits for the ranks' `end` */
+	cudaEvent_t mark[DCPG_AHEAD];	/* rank 0: its last layers' ends */
+	uint32_t marks;			/* layers enqueued in this step */
+	bool lost;			/* a rank never came: nothing is waited
+					   for any more, not even to close */
 
 	uint8_t *host;		/* pinned: pages outside the pools, host.cu */
 	dcpk_move *moves;	/* pinned: those of one launch */
@@ -225,6 +241,14 @@ dcpg_first_of(const dcpk_model *m, uint32_t layer)
 	return f;
 }
 
+/* lost.cu: the host waits for ranks, not for ever */
+int dcpg_lost_open(dcpk_ctx *, dcpg_rank *);
+void dcpg_lost_close(dcpk_ctx *, dcpg_rank *);
+int dcpg_wait_end(dcpk_ctx *);	/* rank 0's `end`, the others' before it */
+int dcpg_mark(dcpk_ctx *);	/* a layer has been enqueued */
+bool dcpg_lost_peer(const dcpk_ctx *);	/* a meeting by flags was in vain */
+void dcpg_waits(dcpk_ctx *, char *buf, size_t cap);	/* any thread */
+
 /* nccl.cu */
 int dcpg_nccl_open(dcpk_ctx *, dcpk_err *);
 void dcpg_nccl_close(dcpk_ctx *);
@@ -267,6 +291,9 @@ int dcpg_norm_init(void);
 int dcpg_in_norm(dcpk_ctx *, dcpg_rank *, uint32_t layer);
 int dcpg_sum_norm(dcpk_ctx *, bool attention, uint32_t layer);
 
+/* wire.cu: the merge with partial outputs that cross as fp8 */
+int dcpg_merge_fp8(dcpk_ctx *);
+
 /* the operations */
 int dcpg_embed_op(dcpk_ctx *, uint32_t rank);
 int dcpg_attn_in_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
@@ -285,6 +312,7 @@ int dcpg_host_open(dcpk_ctx *, dcpk_err *);
 void dcpg_host_close(dcpk_ctx *);
 int dcpg_move(dcpk_ctx *, const dcpk_move *, uint32_t n, bool out,
     dcpk_err *);
+int dcpg_fill(dcpk_ctx *, uint64_t seed);
 /* peek.cu */
 int64_t dcpg_peek(dcpk_ctx *, dcpk_peek, uint32_t layer, uint32_t rank,
     uint32_t row, void *buf, size_t cap);

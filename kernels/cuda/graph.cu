@@ -1,8 +1,8 @@
 /*
  * Decode passes as CUDA graphs (--cuda-graph-max-bs). Step thread only.
  *
- * A pass is laid out for a bucket: its rows are filled up to 1, 2, 4, 8 .. or
- * the most, with rows of token 0 at position 0 of the sink page, and the plan's
+ * A pass is laid out for a bucket (kernels/graphs.h): its rows are filled up
+ * with rows of token 0 at position 0 of the sink page, and the plan's
  * arrays stand at offsets that follow from the bucket alone. Launches then
  * depend on nothing but the bucket and a bound of the longest context (8k, 32k,
  * 128k ..), so each such pair has one graph. The first pass of a pair runs as
@@ -24,6 +24,7 @@
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/graphs.h"
 
 struct graph {
 	uint32_t rows, bound;		/* bucket, longest context */
@@ -38,7 +39,7 @@ struct dcpg_graphs {
 	graph *now;		/* of this pass */
 	bool capturing;
 	double began_s;
-	size_t free_b;		/* device memory before the capture */
+	size_t free_b[DCPK_MAX_RANKS];	/* of each GPU before the capture */
 };
 
 static double
@@ -80,16 +81,6 @@ dcpg_graphs_close(dcpk_ctx *c)
 }
 
 /* --- the plan of a bucket ------------------------------------------------ */
-
-static uint32_t
-bucket_of(const dcpk_ctx *c, uint32_t rows)
-{
-	uint32_t most = std::min(c->s.graph_rows, c->s.max_rows), b = 1;
-
-	while (b < rows)
-		b *= 2;
-	return std::min(b, most);
-}
 
 template <class T>
 static T *
@@ -180,7 +171,7 @@ dcpg_graph_plan(dcpk_ctx *c, const dcpk_plan *p)
 	    p->n_rows > c->s.graph_rows || p->n_samples == 0 ||
 	    p->n_samples > p->n_rows || p->n_reqs > p->n_rows)
 		return false;
-	bucket = bucket_of(c, p->n_rows);
+	bucket = dcpk_graph_bucket(&c->s, p->n_rows);
 	if (room(p, bucket) > c->plan_cap)
 		return false;
 	lay_out(c, p, bucket);
@@ -190,25 +181,12 @@ dcpg_graph_plan(dcpk_ctx *c, const dcpk_plan *p)
 
 /* --- capture and replay -------------------------------------------------- */
 
-/* The bound that this pass's launches are made for; sets c->longest to it. */
-static uint32_t
-round_up(dcpk_ctx *c)
-{
-	uint64_t b = 8192, fast = (uint64_t)DCPG_MAX_SHARD * c->D;
-
-	while (b < c->longest)
-		b *= 4;
-	b = std::min<uint64_t>(b, c->s.max_ctx);
-	if (c->fast_index && c->longest <= fast)
-		b = std::min(b, fast);
-	return c->longest = (uint32_t)b;
-}
-
 static graph *
 find(dcpk_ctx *c)
 {
-	uint32_t bound = round_up(c);
+	uint32_t bound = dcpk_graph_bound(&c->s, c->longest);
 
+	c->longest = bound;	/* what this pass's launches are made for */
 	for (graph &g : c->graphs->all)
 		if (g.rows == c->rows && g.bound == bound &&
 		    g.fast_index == c->fast_index)
@@ -270,8 +248,10 @@ dcpg_graph_begin(dcpk_ctx *c)
 		return 0;
 	}
 	gs->began_s = now_s();
-	cudaSetDevice(c->r[0].dev);
-	cudaMemGetInfo(&gs->free_b, &all);
+	for (int i = 0; i < c->devices; i++) {
+		cudaSetDevice(i);
+		cudaMemGetInfo(&gs->free_b[i], &all);
+	}
 	for (uint32_t i = 0; i < n; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= dcpg_ok(cudaStreamBeginCapture(c->r[i].st,
@@ -303,13 +283,40 @@ instantiate(dcpk_ctx *c, graph *g, uint32_t i, cudaGraph_t captured,
 	return rc;
 }
 
+/* What the capture took of each GPU, its ranks' part to each; the most of one
+ * GPU. Whoever else uses the GPUs meanwhile is in it. */
+static size_t
+charge(dcpk_ctx *c)
+{
+	const dcpg_graphs *gs = c->graphs;
+	size_t most = 0;
+
+	for (int i = 0; i < c->devices; i++) {
+		size_t free_b = 0, all, took;
+		uint32_t ranks = 0;
+
+		cudaSetDevice(i);
+		if (cudaMemGetInfo(&free_b, &all) != cudaSuccess ||
+		    free_b >= gs->free_b[i])
+			continue;
+		took = gs->free_b[i] - free_b;
+		for (uint32_t r = 0; r < c->W; r++)
+			ranks += c->r[r].dev == i;
+		for (uint32_t r = 0; r < c->W; r++)
+			if (c->r[r].dev == i)
+				c->got[r].graphs += took / ranks;
+		most = std::max(most, took);
+	}
+	return most;
+}
+
 static int
 end_capture(dcpk_ctx *c)
 {
 	dcpg_graphs *gs = c->graphs;
 	uint32_t n = own_graphs(c) ? c->W : 1;
 	cudaGraph_t captured[DCPK_MAX_RANKS] = {};
-	size_t nodes = 0, free_b = 0, all;
+	size_t nodes = 0;
 	int rc = n > 1 ? 0 : join(c);
 
 	gs->capturing = false;
@@ -331,13 +338,10 @@ end_capture(dcpk_ctx *c)
 		    "start with --cuda-graph-max-bs 0\n", c->rows);
 		return rc;
 	}
-	cudaSetDevice(c->r[0].dev);
-	cudaMemGetInfo(&free_b, &all);
 	fprintf(stderr, "cuda: graph of %u rows, contexts to %u: %zu nodes, "
-	    "captured in %.1f ms, %.1f MiB on GPU %d\n", c->rows,
+	    "captured in %.1f ms, %.2f MiB of a GPU\n", c->rows,
 	    gs->now->bound, nodes, (now_s() - gs->began_s) * 1e3,
-	    free_b < gs->free_b ? (double)(gs->free_b - free_b) / 1048576 : 0,
-	    c->r[0].dev);
+	    (double)charge(c) / 1048576);
 	return 0;
 }
 

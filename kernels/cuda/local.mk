@@ -12,11 +12,11 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/product.cu kernels/cuda/norm.cu kernels/cuda/attn_in.cu \
 	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \
-	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
+	kernels/cuda/wire.cu kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
 	kernels/cuda/select.cu kernels/cuda/value.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
-	kernels/cuda/peek.cu
+	kernels/cuda/lost.cu kernels/cuda/peek.cu kernels/cuda/fill.cu
 
 if CUDA
 moduledir = $(pkglibdir)
@@ -32,6 +32,7 @@ SUFFIXES = .cu
 	$(AM_V_GEN)$(MKDIR_P) $(@D) && \
 	    $(NVCC) $(NVCC_FLAGS) -I$(top_srcdir) -c $< -o $@
 $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
+	kernels/graphs.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
 	kernels/cuda/peer.cuh

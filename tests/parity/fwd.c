@@ -101,15 +101,19 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	static const char *const ways[] = { "q", "kv", "a2a", NULL };
 	static const char *const cps[] = { "interleave", "zigzag", NULL };
 	static const char *const comms[] = { "event", "peer", "nccl", NULL };
-	int kv, idx, way, cp, comm;
+	static const char *const wires[] = { "f32", "bf16", "fp8", NULL };
+	int kv, idx, way, cp, comm, wire;
 
 	kv = pick(o, "kv", kvs, DCPK_KV_F32, err);
 	idx = pick(o, "idx", kvs, kv, err);
 	way = pick(o, "way", ways, DCPK_WAY_KV, err);
 	cp = pick(o, "strategy", cps, DCPK_CP_INTERLEAVE, err);
 	comm = pick(o, "comm", comms, DCPK_COMM_EVENT, err);
-	if (kv < 0 || idx < 0 || way < 0 || cp < 0 || comm < 0)
+	wire = pick(o, "wire", wires, be == &dcpk_cpu ? DCPK_WIRE_F32 :
+	    DCPK_WIRE_BF16, err);
+	if (kv < 0 || idx < 0 || way < 0 || cp < 0 || comm < 0 || wire < 0)
 		return err->code;
+	j->wire = (enum dcpk_wire)wire;
 	j->comm = (enum dcpk_comm)comm;
 	j->graph_rows = number(o, "graph_rows", 0);
 	j->model = json_string_value(json_object_get(o, "model"));
@@ -118,6 +122,7 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	j->forced = json_object_get(o, "forced");
 	j->allowed = json_object_get(o, "allowed");
 	j->stretch = number(o, "stretch", 0);
+	j->fill = truth(o, "fill");
 	j->rehouse = truth(o, "rehouse");
 	if (j->model == NULL || !json_is_array(j->prompts))
 		return dcpd_fail(err, -EINVAL, "model or prompts missing");
@@ -194,7 +199,7 @@ seqs_read(struct run *r, struct dcpd_err *err)
 		ids_read(f, s->ids + s->prompt);
 		s->forced = s->have = s->prompt + nf;
 		s->n_pages = (s->target + DCPK_PAGE - 1) / DCPK_PAGE;
-		s->n_own = s->n_pages - (j->stretch == 0 ? 0 :
+		s->n_own = s->n_pages - (j->stretch == 0 || j->fill ? 0 :
 		    (j->stretch - s->prompt) / DCPK_PAGE);
 		s->pages = fwd_alloc(s->n_pages * sizeof(uint32_t));
 		if (j->max_ctx < s->target)
@@ -558,6 +563,38 @@ out_open(const struct job *j, const char *ext)
 	return f;
 }
 
+/* A job with `keep` leaves its device to the next one that wants the same. */
+static struct {
+	struct dcpk_ctx *ctx;
+	char *key;
+} kept;
+
+static void
+kept_close(void)
+{
+	if (kept.ctx != NULL)
+		be->close(kept.ctx);
+	free(kept.key);
+	kept.ctx = NULL;
+	kept.key = NULL;
+}
+
+/* What two jobs must have in common: all but the requests themselves. */
+static char *
+kept_key(json_t *o)
+{
+	static const char *const own[] = { "prompts", "forced", "decode",
+		"stretch", "out", "seed" };
+	json_t *c = json_copy(o);
+	char *key;
+
+	for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+		json_object_del(c, own[i]);
+	key = json_dumps(c, JSON_SORT_KEYS);
+	json_decref(c);
+	return key;
+}
+
 static int
 device_open(struct run *r, struct dcpd_err *err)
 {
@@ -570,7 +607,7 @@ device_open(struct run *r, struct dcpd_err *err)
 	    .max_reqs = j->batch, .max_ctx = j->max_ctx,
 	    .threads = j->threads, .flags = j->flags,
 	    .ranks_per_gpu = j->ranks_per_gpu, .comm = j->comm,
-	    .graph_rows = j->graph_rows,
+	    .wire = j->wire, .graph_rows = j->graph_rows,
 	    .host_pages = j->rehouse ? j->pages : 0 };
 	struct dcpk_err ke = { "" };
 	int rc;
@@ -586,7 +623,39 @@ device_open(struct run *r, struct dcpd_err *err)
 	if (rc != 0)
 		return rc;
 	rc = be->ready(r->ctx, &ke);
-	return rc != 0 ? dcpd_fail(err, rc, "ready: %s", ke.text) : 0;
+	if (rc != 0)
+		return dcpd_fail(err, rc, "ready: %s", ke.text);
+	if (j->fill && (be->fill == NULL || be->fill(r->ctx, j->seed) != 0))
+		return dcpd_fail(err, -EIO, "fill: %s has failed, or has none",
+		    be->name);
+	return 0;
+}
+
+static int
+device_keep(struct run *r, json_t *o, struct dcpd_err *err)
+{
+	char *key;
+	int rc;
+
+	if (r->j.max_ctx > number(o, "max_ctx", 0) ||
+	    r->j.pages > number(o, "pages", 0))
+		return dcpd_fail(err, -EINVAL, "keep: say max_ctx and pages, "
+		    "enough for every job");
+	key = kept_key(o);
+	if (kept.ctx != NULL && strcmp(key, kept.key) == 0) {
+		r->ctx = kept.ctx;
+		free(key);
+		return 0;
+	}
+	kept_close();
+	rc = device_open(r, err);
+	if (rc != 0) {
+		free(key);
+		return rc;
+	}
+	kept.ctx = r->ctx;
+	kept.key = key;
+	return 0;
 }
 
 static int
@@ -638,7 +707,12 @@ job_run(struct run *r, json_t *o, struct dcpd_err *err)
 		if (j->select)
 			r->f_select = out_open(j, "select");
 	}
-	rc = device_open(r, err);
+	if (truth(o, "keep")) {
+		rc = device_keep(r, o, err);
+	} else {
+		kept_close();
+		rc = device_open(r, err);
+	}
 	if (rc == 0)
 		rc = steps(r, err);
 	if (rc == 0 && be->check(r->ctx, &ke) != 0)
@@ -715,7 +789,7 @@ encode(json_t *o, struct dcpd_err *err)
 static void
 run_free(struct run *r)
 {
-	if (r->ctx != NULL)
+	if (r->ctx != NULL && r->ctx != kept.ctx)
 		be->close(r->ctx);
 	for (uint32_t i = 0; i < r->n_seqs; i++) {
 		free(r->seqs[i].ids);
@@ -776,5 +850,6 @@ main(void)
 		json_decref(a);
 	}
 	free(line);
+	kept_close();
 	return 0;
 }

@@ -30,8 +30,9 @@ struct job {
 	uint32_t chunk, batch, decode, decode_rows, flags, threads, seed;
 	uint32_t pages, max_ctx, ranks_per_gpu, graph_rows, stretch;
 	enum dcpk_comm comm;
+	enum dcpk_wire wire;
 	bool all_logits, select, dummy, any_number, latent_eps_config;
-	bool check_gather, check_replicas, keep_all_pages, rehouse;
+	bool check_gather, check_replicas, keep_all_pages, rehouse, fill;
 	bool stop_at_eos;	/* a request ends at the model's end tokens */
 	json_t *prompts, *forced, *allowed;
 	const char *out;

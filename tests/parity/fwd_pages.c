@@ -44,11 +44,13 @@ fwd_pages_wanted(const struct run *r)
 	return total + r->j.rehouse;
 }
 
-/* A stretched request has its prompt's pages again and again, then its own. */
+/* A stretched request has its prompt's pages again and again, then its own;
+ * with `fill` it has pages of its own throughout. */
 static void
 pages_take(struct run *r, struct seq *s)
 {
-	uint32_t cycle = s->prompt / DCPK_PAGE, from = r->j.stretch / DCPK_PAGE;
+	uint32_t cycle = s->prompt / DCPK_PAGE;
+	uint32_t from = r->j.fill ? 0 : r->j.stretch / DCPK_PAGE;
 
 	for (uint32_t i = 0; i < s->n_pages; i++)
 		s->pages[i] = from != 0 && i >= cycle && i < from ?

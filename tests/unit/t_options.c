@@ -99,6 +99,16 @@ START_TEST(defaults_and_values)
 	ck_assert_uint_eq(o.chat_template, 2);
 	dcpd_options_free(&o);
 
+	good("--model m --tp 8 --dcp-size 8", &o);
+	ck_assert_int_eq(dcpd_options_wire(&o), DCPK_WIRE_F32);
+	dcpd_options_free(&o);
+	good("--model m --tp 8 --dcp-size 8 --device cuda", &o);
+	ck_assert_int_eq(dcpd_options_wire(&o), DCPK_WIRE_BF16);
+	dcpd_options_free(&o);
+	good("--model m --tp 8 --dcp-size 8 --dcp-wire fp8_e4m3", &o);
+	ck_assert_int_eq(dcpd_options_wire(&o), DCPK_WIRE_FP8);
+	dcpd_options_free(&o);
+
 	good("--model m --tp 8 --dcp-size 8 --prefill-way a2a", &o);
 	ck_assert_int_eq(dcpd_options_way(&o), DCPK_WAY_A2A);
 	dcpd_options_free(&o);
@@ -141,6 +151,9 @@ START_TEST(refused_flags)
 	bad("--model m --fp8-gemm-backend cublaslt", "--fp8-gemm-backend",
 	    "cuda");
 	bad("--model m --dcp-comm p2p", "--dcp-comm", "cuda");
+	bad("--model m --tp 8 --dcp-wire fp8", "--dcp-wire", "--dcp-size");
+	bad("--model m --tp 8 --dcp-size 8 --dcp-wire fp16", "--dcp-wire",
+	    "fp8_e4m3");
 	bad("--model m --ranks-per-gpu 2", "--ranks-per-gpu", "cuda");
 	bad("--model m --device cuda --cpu-threads 2", "--cpu-threads", "cpu");
 	bad("--model m --device rocm", "--device rocm", "cpu or cuda");
