@@ -31,7 +31,7 @@ class Fwd:
         env = dict(os.environ)
         if module:
             env["FWD_MODULE"] = os.path.abspath(module)
-        self.log = os.path.join(WORK, f"fwd.{'cuda' if module else 'cpu'}")
+        self.log = tempfile.mktemp("", "cuda." if module else "cpu.", WORK)
         with open(self.log + ".err", "wb") as f:
             self.p = subprocess.Popen([exe], env=env, text=True, stderr=f,
                                       stdin=subprocess.PIPE,
@@ -49,6 +49,10 @@ class Fwd:
             a["logits"] = np.fromfile(job["out"] + ".logits", np.float32) \
                 .reshape(-1, a["vocab"])
         return a
+
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait()
 
     def said(self):
         with open(self.log + ".err", errors="replace") as f:
@@ -185,21 +189,88 @@ def part_mask(gpu, cpu, p, n):
                 assert {t for ts in got["tokens"] for t in ts} <= set(allowed)
 
 
-def v32(layers, sparse, experts, inter=18432, moe=2048, fp8=True):
-    """config.json with DeepSeek-V3.2's shapes, few layers and ids."""
-    with open(os.path.join(SRC, "tests/data/configs/deepseek-v3.2.json")) as f:
+def part_wire(gpu, cpu, p, n):
+    """Each wire against the CPU's of the same kind; with peers and graphs
+    against the plain way."""
+    ways = [(LAYOUTS_1[1], [dict(), dict(graph_rows=8)])]
+    if n > 1:
+        ways += [(how, [dict(), dict(comm="peer", graph_rows=8)])
+                 for how in LAYOUTS_2[1:]]
+    for how, mores in ways:
+        c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
+        base = None
+        for wire in ("bf16", "fp8"):
+            want = cpu.run(**base_job(p, c), wire=wire)
+            for more in mores:
+                got = gpu.run(**base_job(p, how), wire=wire, **more)
+                what = f"wire {wire} {name(how)} {name(more)}"
+                compare(got, want, GAP["fp8" if wire == "fp8" else "cpu"],
+                        what)
+                if "logits" not in got:
+                    continue
+                a = first_rows(got, p)
+                base = a if base is None else base
+                print(f"     {what}: first logits differ by "
+                      f"{rms(a, first_rows(want, p)):.2e} from the CPU's, by "
+                      f"{rms(a, base):.2e} from the GPU's with bf16 (rms)")
+
+
+def part_edge(gpu, cpu, p, n):
+    """Prompts of one token (ranks without a key), of just a page, one more and
+    one less; seven at once; the pool has their pages and not one more; graphs
+    of fewer rows than the batch, and of more."""
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(20, 900, m).tolist()
+               for m in (1, 1, 2, 63, 64, 65, 129)]
+    job = dict(model=TINY, prompts=prompts, decode=20, chunk=100, batch=7,
+               idx="fp8", pages=sum((len(x) + 20 + 63) // 64
+                                    for x in prompts))
+    for how in LAYOUTS_1 + (LAYOUTS_2[1:] if n > 1 else []):
+        c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
+        for kv in ("bf16", "fp8"):
+            want = cpu.run(**job, **c, kv=kv)
+            for rows in (0, 4, 8):
+                compare(gpu.run(**job, **how, kv=kv, graph_rows=rows), want,
+                        GAP["cpu"], f"edges {kv} {name(how)} graphs {rows}")
+
+
+def first_rows(answer, p):
+    """Logits behind each prompt: the same inputs whatever was chosen."""
+    at = {tuple(e): k for k, e in enumerate(answer["entries"])}
+    return np.stack([answer["logits"][at[r, len(x) - 1]]
+                     for r, x in enumerate(p)])
+
+
+def rms(a, b):
+    return float(np.sqrt(np.mean((a - b) ** 2)))
+
+
+def small(base, layers, sparse, experts, inter=None, moe=2048, **more):
+    """config.json with a model's shapes, but few layers and ids."""
+    with open(os.path.join(SRC, "tests/data/configs", base + ".json")) as f:
         c = json.load(f)
     c.update(num_hidden_layers=layers, first_k_dense_replace=layers - sparse,
              vocab_size=4096, n_routed_experts=experts, n_group=1,
-             topk_group=1, intermediate_size=inter, moe_intermediate_size=moe,
-             num_nextn_predict_layers=0, eos_token_id=1, bos_token_id=0)
-    if not fp8:
-        c.pop("quantization_config", None)
-    path = os.path.join(WORK, f"v32-{layers}-{sparse}-{experts}-{inter}-"
-                              f"{moe}-{fp8}.json")
+             topk_group=1, moe_intermediate_size=moe,
+             num_nextn_predict_layers=0, eos_token_id=1, bos_token_id=0,
+             pad_token_id=0, **more)
+    c["intermediate_size"] = inter or c["intermediate_size"]
+    path = os.path.join(WORK, f"{base}-{len(os.listdir(WORK))}.json")
     with open(path, "w") as f:
         json.dump(c, f)
     return path
+
+
+def v32(layers, sparse, experts, inter=None, moe=2048, fp8=True):
+    return small("deepseek-v3.2", layers, sparse, experts, inter, moe,
+                 **({} if fp8 else {"quantization_config": None}))
+
+
+def glm52(full, shared, sparse, experts, inter=None, moe=2048):
+    """Layers with an index of their own first, then those without."""
+    types = ["full"] * full + ["shared"] * shared
+    return small("glm-5.2", full + shared, sparse, experts, inter, moe,
+                 indexer_types=types)
 
 
 def small_fp8():
@@ -279,7 +350,8 @@ def part_fp8(gpu, cpu, p, n):
 
 
 PARTS = dict(plain=part_plain, graph=part_graph, peer=part_peer,
-             nccl=part_nccl, host=part_host, mask=part_mask, fp8=part_fp8)
+             nccl=part_nccl, host=part_host, wire=part_wire,
+             edge=part_edge, mask=part_mask, fp8=part_fp8)
 
 
 def main():

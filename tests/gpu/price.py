@@ -1,14 +1,25 @@
 #!/usr/bin/python3
 """What DCP costs: a decode pass of TP2 beside one of TP2 + DCP2.
 
-    price.py FWD LIBDCP_CUDA [quick]
+    price.py FWD LIBDCP_CUDA PART...
 
-Random weights in DeepSeek-V3.2's shapes. Two tables: `block`, layers whose FFN
-is next to nothing, so that attention is what is left; `step`, with an MoE of
-full width (fewer experts than the model's, eight of them a token all the same).
-A context is a prefill of up to 2,048 tokens a request whose pages are then
-repeated, so rows come partly from the L2; the same for both sides. Each figure
-is the median of the passes after the first six, host time around the pass.
+PART is block or step, of v32 or glm (block-v32, step-glm, ..), batch-v32,
+batch-glm, wire, or quick. Random weights in the shapes of DeepSeek-V3.2 or
+GLM-5.2, few layers; every request has a context of its own in a pool of random
+rows, so that they come from memory. Ranks meet by flags, passes are graphs. A
+pass's time is host time around it, the median after the first six; that of a
+layer is the difference between a model of more layers and one of fewer, since
+the embedding, the head, sampling and the host's own work come once a pass.
+
+block   FFN is next to nothing, so that attention is what is left. GLM: layers
+        with an index of their own, and with another's (1 in 4 has its own).
+step    with an MoE of full width; fewer experts than the model's, eight of them
+        a token all the same, so less is read for the FFN and DCP looks dearer.
+batch   tokens a second from the same bytes of KV a rank: each side has as many
+        contexts at once as these hold.
+wire    --dcp-wire: the same pass with each.
+
+The cells that the project has goals for come first.
 """
 import statistics
 import sys
@@ -17,52 +28,188 @@ import module_check as mc
 import numpy as np
 
 PASSES = 26
-WAYS = {"events": dict(), "graphs": dict(graph_rows=32),
-        "peer": dict(comm="peer"),
-        "peer, graphs": dict(comm="peer", graph_rows=32)}
+SPIN = dict(comm="peer", graph_rows=64)
+WAYS = {"events": dict(), "graphs": dict(graph_rows=64),
+        "peer": dict(comm="peer"), "peer, graphs": SPIN}
+TP = dict(tp=2)
+DCP = dict(tp=2, dcp=2, way="q")
+K = 1024
+CELLS = [(8 * K, 1), (8 * K, 8), (128 * K, 8), (128 * K, 32), (32 * K, 8),
+         (8 * K, 32), (128 * K, 1), (32 * K, 1), (32 * K, 32)]
+# (model, kind): at most, DCP's time over TP's; doc/measurements.md
+GOALS = {("v32", "block"): {(8 * K, 1): 1.15, (8 * K, 8): 1.15,
+                            (8 * K, 32): 1.15, (128 * K, 8): 0.90,
+                            (128 * K, 32): 0.75},
+         ("glm", "block"): {(8 * K, 1): 1.15, (8 * K, 8): 1.15,
+                            (8 * K, 32): 1.15, (128 * K, 8): 1.0,
+                            (128 * K, 32): 0.85},
+         ("v32", "step"): {(8 * K, 1): 1.06, (8 * K, 8): 1.02,
+                           (8 * K, 32): 1.02, (128 * K, 1): 1.04,
+                           (128 * K, 8): 0.98},
+         ("glm", "step"): {(8 * K, 1): 1.06, (8 * K, 8): 1.02,
+                           (8 * K, 32): 1.02, (128 * K, 1): 1.04,
+                           (128 * K, 8): 1.0}}
+TOKEN = {"v32": (61, 40016 + 8052), "glm": (78, 51168 + 2772)}  # layers, bytes
 
 
-def pass_ms(fwd, model, ctx, batch, how):
-    own = 2048 if batch == 1 else 256
-    rng = np.random.default_rng(ctx + batch)
-    a = fwd.run(model=model, dummy=True, kv="fp8", idx="fp8", chunk=own *
-                batch, batch=batch, decode=PASSES, stretch=ctx, **how,
-                prompts=rng.integers(2, 4096, (batch, own)).tolist())
-    if "error" in a:
-        print(f"    {how}: {a['error']}")
-        return None
-    ms = [m for rows, m in a["decode_ms"] if rows == batch][6:]
-    return statistics.median(ms) if ms else None
+class Side:
+    """One layout of one model, its device open for all cells."""
+
+    def __init__(self, model, pages=32 * 2050, **how):
+        self.fwd = mc.Fwd(sys.argv[1], sys.argv[2])
+        self.job = dict(model=model, dummy=True, kv="fp8", idx="fp8",
+                        chunk=4096, batch=64, fill=True, keep=True,
+                        max_ctx=128 * K + 64, pages=pages, **how)
+
+    def ms(self, ctx, batch):
+        """A pass of `batch` requests of about `ctx` tokens each."""
+        rng = np.random.default_rng(ctx + batch)
+        a = self.fwd.run(decode=PASSES, stretch=ctx, **self.job,
+                         prompts=rng.integers(2, 4096, (batch, 64)).tolist())
+        if "error" in a:
+            print(f"    {self.job}: {a['error']}")
+            return None
+        ms = [m for rows, m in a["decode_ms"] if rows == batch][6:]
+        return statistics.median(ms) if ms else None
+
+    def close(self):
+        self.fwd.close()
 
 
-def table(fwd, title, model, layers, cells, ways):
-    print(f"{title}: ms a pass of {layers} layers: TP2 / TP2 + DCP2 = price; "
-          "us added a layer")
-    for way in ways:
-        for ctx, batch in cells:
-            tp = pass_ms(fwd, model, ctx, batch, dict(tp=2, **WAYS[way]))
-            dcp = pass_ms(fwd, model, ctx, batch,
-                          dict(tp=2, dcp=2, way="q", **WAYS[way]))
-            if tp and dcp:
-                print(f"{way:13} {ctx // 1024:4}k b={batch:<3} {tp:8.3f} / "
-                      f"{dcp:8.3f} = {dcp / tp:5.2f}  "
-                      f"{(dcp - tp) * 1e3 / layers:+7.1f}")
-                sys.stdout.flush()
+def pages(cells):
+    """Enough for the largest of them."""
+    return max(b * (c // 64 + 1) for c, b in cells)
+
+
+def say(*what):
+    print(*what)
+    sys.stdout.flush()
+
+
+class Layers:
+    """Microseconds of a layer: `of(n)` makes the model of n, two of them run."""
+
+    def __init__(self, of, few, many, pages, **how):
+        self.more = many - few
+        self.few, self.many = (Side(of(n), pages, **how) for n in (few, many))
+
+    def us(self, ctx, batch):
+        a, b = self.few.ms(ctx, batch), self.many.ms(ctx, batch)
+        return (b - a) * 1e3 / self.more if a and b else None
+
+    def close(self):
+        self.few.close(), self.many.close()
+
+
+def compare(title, name, kind, of, few, many, cells=None):
+    cells = cells or CELLS
+    say(f"{title}: us a layer: TP2 / TP2 + DCP2 = price; added")
+    n = pages(cells)
+    tp, dcp = (Layers(of, few, many, n, **how, **SPIN) for how in (TP, DCP))
+    out = {}
+    for ctx, b in cells:
+        t, d = tp.us(ctx, b), dcp.us(ctx, b)
+        if not t or not d:
+            continue
+        out[ctx, b] = (t, d)
+        goal = GOALS[name, kind].get((ctx, b))
+        say(f"{ctx // K:4}k b={b:<3} {t:7.1f} / {d:7.1f} = {d / t:5.2f}  "
+            f"{d - t:+6.1f}" + (f"  (goal {goal})" if goal else ""))
+    tp.close(), dcp.close()
+    return out
+
+
+def thin_v32(n):
+    return mc.v32(n, 0, 8, inter=256, moe=256, fp8=False)
+
+
+def block_v32():
+    compare("block, V3.2", "v32", "block", thin_v32, 2, 6)
+
+
+def block_glm():
+    """As the model mixes them; then what one layer of each kind adds."""
+    def mixed(n):
+        return mc.glm52(n // 4, n - n // 4, 0, 8, inter=256, moe=256)
+
+    def own(n):
+        return mc.glm52(n, 0, 0, 8, inter=256, moe=256)
+
+    a = compare("block, GLM-5.2, a layer in 4 has an index", "glm", "block",
+                mixed, 4, 8)
+    b = compare("block, GLM-5.2, every layer has", "glm", "block", own, 2, 6,
+                [c for c in CELLS if c[1] == 1])
+    for c, (t, d) in b.items():
+        if c in a:
+            shared = ((a[c][1] - a[c][0]) * 4 - (d - t)) / 3
+            say(f"{c[0] // K:4}k b={c[1]:<3} us added: {d - t:+.1f} to a layer "
+                f"with an index, {shared:+.1f} to one without")
+
+
+def step_v32():
+    compare("step, V3.2", "v32", "step",
+            lambda n: mc.v32(n, n, 16, fp8=False), 1, 3)
+
+
+def step_glm():
+    compare("step, GLM-5.2", "glm", "step",
+            lambda n: mc.glm52(n // 4, n - n // 4, n, 16), 4, 8)
+
+
+def batch(name, of, few, many, gib=40):
+    """KV of `gib` GiB a rank, were all layers there."""
+    all_layers, token = TOKEN[name]
+    say(f"batch, {name}: {gib} GiB of KV a rank for all {all_layers} layers; "
+        "contexts at once, us a layer, tokens a second of all layers alone")
+    for ctx in (128 * K, 32 * K):
+        line = []
+        for how, D in ((TP, 1), (DCP, 2)):
+            n = min(64, gib * 2**30 * D // (token * (ctx + 64)))
+            side = Layers(of, few, many, n * (ctx // 64 + 1), **how, **SPIN)
+            line.append((n, side.us(ctx, n)))
+            side.close()
+        if not all(us for _, us in line):
+            continue
+        rate = [n / (us * 1e-6 * all_layers) for n, us in line]
+        say(f"{ctx // K:4}k " + "  ".join(
+            f"{what} {n} {us:.1f} us {r:.0f} tok/s" for what, (n, us), r in
+            zip(("TP2", "TP2 + DCP2"), line, rate)) +
+            f"  {rate[1] / rate[0]:.2f}x")
+
+
+def batch_v32():
+    batch("v32", lambda n: mc.v32(n, n, 16, fp8=False), 1, 3)
+
+
+def batch_glm():
+    batch("glm", lambda n: mc.glm52(n // 4, n - n // 4, n, 16), 4, 8)
+
+
+def wire():
+    cells = [(8 * K, 1), (8 * K, 8), (32 * K, 32), (8 * K, 64)]
+    sides = {w: Layers(thin_v32, 2, 6, pages(cells), wire=w, **DCP, **SPIN)
+             for w in ("bf16", "fp8")}
+    for ctx, b in cells:
+        us = {w: s.us(ctx, b) for w, s in sides.items()}
+        if all(us.values()):
+            say(f"wire {ctx // K:4}k b={b:<3} us a layer: " + "  ".join(
+                f"{w} {u:.1f}" for w, u in us.items()))
+
+
+def quick():
+    compare("block, V3.2", "v32", "block", thin_v32, 2, 6, CELLS[:3])
+
+
+PARTS = {"block-v32": block_v32, "step-v32": step_v32, "block-glm": block_glm,
+         "step-glm": step_glm, "batch-v32": batch_v32, "batch-glm": batch_glm,
+         "wire": wire, "quick": quick}
 
 
 def main():
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 4 or not set(sys.argv[3:]) <= set(PARTS):
         raise SystemExit(__doc__)
-    fwd = mc.Fwd(sys.argv[1], sys.argv[2])
-    quick = len(sys.argv) > 3
-    cells = [(c * 1024, b) for c in (8, 32, 128) for b in (1, 8, 32)]
-    table(fwd, "block", mc.v32(3, 0, 8, inter=256, moe=256, fp8=False), 3,
-          cells[:2] if quick else cells,
-          ["events"] if quick else ["peer, graphs", "events", "graphs"])
-    if not quick:
-        table(fwd, "step", mc.v32(3, 2, 16, fp8=False), 3,
-              [(8192, 1), (32768, 8), (131072, 8)], ["peer, graphs", "events"])
-    print(fwd.said()[-1500:])
+    for part in sys.argv[3:]:
+        PARTS[part]()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ mkdir -p "$out"
 export NCCL_NVLS_ENABLE=0 PYTHONDONTWRITEBYTECODE=1
 
 row() {	# PART VERDICT SECONDS LAST-LINE
-	table="$table$(printf '%-14s %-8s %4s s  %s' "$1" "$2" "$3" "$4")
+	table="$table$(printf '%-16s %-8s %4s s  %s' "$1" "$2" "$3" "$4")
 "
 }
 
@@ -77,12 +77,16 @@ module graph 60
 two peer module peer 40
 two nccl module nccl 40
 module host 40
+module wire 40
+module edge 30
 module mask 30
 module fp8 60
 part failstop 120 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
     "$stage" "$bin/libfault.so"
-two price part price 240 "$bin/libdcp_cuda.so" python3 "$here/price.py" \
-    "$bin/fwd" "$bin/libdcp_cuda.so"
+for p in block-v32 step-v32 block-glm step-glm batch-v32 batch-glm wire; do
+	two price-$p part price-$p 60 "$bin/libdcp_cuda.so" python3 \
+	    "$here/price.py" "$bin/fwd" "$bin/libdcp_cuda.so" $p
+done
 two agents part agents 150 "$stage/usr/local/sbin/dcpd" python3 \
     "$here/agents.py" "$stage"
 part where 60 "$bin/libtrace.so" python3 "$here/where.py" "$bin/fwd" \
@@ -96,7 +100,9 @@ part torch_check 60 "$bin/libdcpg.so" python3 "$here/torch_check.py" \
     "$bin/libdcpg.so"
 part kernel_bench 80 "$bin/kernel_bench" "$bin/kernel_bench"
 
-[ ! -f "$out/price.log" ] || grep -E '=|^(block|step)' "$out/price.log"
+for p in "$out"/price-*.log; do
+	[ ! -f "$p" ] || grep -E '^ *[0-9]+k|^[a-z]+,|^wire' "$p"
+done
 [ ! -f "$out/peer_test.log" ] || grep '^time' "$out/peer_test.log"
 [ ! -f "$out/kernel_bench.log" ] || grep anchor "$out/kernel_bench.log"
 printf '%s' "$table" | tee "$out/summary"

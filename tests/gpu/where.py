@@ -80,10 +80,11 @@ def table(title, path):
 def main():
     if len(sys.argv) < 4:
         raise SystemExit(__doc__)
-    exe, module, lib = sys.argv[1:4]
+    lib = sys.argv[3]
     ctx = int(sys.argv[4]) if len(sys.argv) > 4 else 32768
     batch = int(sys.argv[5]) if len(sys.argv) > 5 else 8
     model = mc.v32(3, 2, 16, fp8=False)
+    pages = price.pages([(ctx, batch)])
     graphs = dict(graph_rows=32)
     if mc.gpus() > 1:
         peer = dict(tp=2, comm="peer", **graphs)
@@ -93,10 +94,9 @@ def main():
     os.environ["CUDA_INJECTION64_PATH"] = os.path.abspath(lib)
     for title, how in ways:
         os.environ["TRACE_OUT"] = os.path.join(mc.WORK, "trace")
-        fwd = mc.Fwd(exe, module)
-        ms = price.pass_ms(fwd, model, ctx, batch, how)
-        fwd.p.stdin.close()
-        fwd.p.wait()
+        side = price.Side(model, pages, **how)
+        ms = side.ms(ctx, batch)
+        side.close()
         if ms is None:
             continue
         print(f"{ctx // 1024}k b={batch}, a pass under the trace {ms:.3f} ms")
