@@ -317,6 +317,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->slot = TAKE(slots, uint32_t);
 	r->slot_row = TAKE(slots, uint32_t);
 	r->eslot0 = TAKE(m->experts + 1, uint32_t);
+	r->tile0 = TAKE(m->experts + 1, uint32_t);
 	r->tile_e = TAKE(slots / 16 + m->experts + 1, uint32_t);
 	r->tile_m = TAKE(slots / 16 + m->experts + 1, uint32_t);
 	r->ey = TAKE(slots * m->hidden, float);
@@ -437,7 +438,8 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	    m->idx_dim > 256 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
 	    m->topk > 8192 || m->hidden % 4 != 0 || m->hidden > 16384 ||
 	    m->q_lora % 4 != 0 || m->q_lora > 4096 || m->kv_lora > 4096 ||
-	    m->nope % 2 != 0)
+	    m->nope % 2 != 0 || m->experts > 1024 ||
+	    m->experts > m->experts_tok * m->hidden)
 		return fail(err, -EINVAL, "cuda: model shape out of range");
 	if ((s->kv == DCPK_KV_FP8 && (m->kv_lora != 512 || m->rope != 64)) ||
 	    (s->idx == DCPK_KV_FP8 && m->idx_dim != 128))

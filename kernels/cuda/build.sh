@@ -22,17 +22,19 @@ build() {	# SOURCE: compiled when it or a header is newer than its object
 }
 
 objs=
-for f in attend index select value init peer; do
+for f in attend index select value route experts init peer; do
 	build "kernels/cuda/$f.cu"
 	objs="$objs $out/$f.o"
 done
 build tests/gpu/kernel_test.cu
+build tests/gpu/experts_test.cu
 build tests/gpu/kernel_bench.cu
+build tests/gpu/experts_bench.cu
 build tests/gpu/peer_test.cu
 build tests/gpu/fault.cu
 $nvcc $flags -shared $objs -o "$out/libdcpg.so"
-$nvcc $flags "$out/kernel_test.o" $objs -o "$out/kernel_test"
-$nvcc $flags "$out/kernel_bench.o" $objs -o "$out/kernel_bench"
+$nvcc $flags "$out/kernel_test.o" "$out/experts_test.o" $objs -o "$out/kernel_test"
+$nvcc $flags "$out/kernel_bench.o" "$out/experts_bench.o" $objs -o "$out/kernel_bench"
 $nvcc $flags "$out/peer_test.o" "$out/peer.o" -o "$out/peer_test"
 $nvcc $flags -shared "$out/fault.o" -o "$out/libfault.so"
 $nvcc $flags -shared tests/gpu/trace.cc -o "$out/libtrace.so" -lcupti

@@ -118,6 +118,91 @@ struct dcpg_index_score {
 
 int dcpg_index_score(const struct dcpg_index_score *, void *stream);
 
+/* --- routed experts (route.cu, experts.cu) ------------------------------- */
+
+/*
+ * Which experts a row goes to (MODEL: noaux_tc): s = sigmoid(h w^T) in f32;
+ * by s + bias the `kept` groups of the largest sums of their two best, in them
+ * the `each` best, of equals the smaller id; the weight of one is its s, over
+ * the sum of the chosen (norm), times scale.
+ */
+struct dcpg_route {
+	const float *h;		/* [rows][hidden] */
+	const float *w, *bias;	/* [experts][hidden], [experts] */
+	uint32_t rows, hidden;	/* hidden: a multiple of 4 */
+	uint32_t experts;	/* to 1024, a multiple of groups */
+	uint32_t each, groups, kept;
+	bool norm;
+	float scale;
+	uint32_t *eid;		/* [rows][each] */
+	float *ew;
+	float *part;		/* scratch of part_floats, rows * experts at
+				   least; 32 times that for few rows is best */
+	size_t part_floats;
+};
+
+int dcpg_route(const struct dcpg_route *, void *stream);
+
+/* Rows sorted by expert, the host not knowing who goes where. */
+struct dcpg_slots {
+	const uint32_t *eid;	/* [rows][each] */
+	uint32_t rows, each, experts;	/* experts: to 1024 */
+	uint32_t tile;		/* slots of one tile of dcpg_experts */
+	uint32_t *slot;		/* [rows][each]: its place */
+	uint32_t *slot_row;	/* [slots]: whose place it is */
+	uint32_t *first;	/* [experts + 1] first slot */
+	uint32_t *tile0;	/* [experts + 1] first tile, or NULL */
+	uint32_t *tile_e;	/* [dcpg_expert_tiles()] its expert; `experts`
+				   for those that no slot needs */
+	uint32_t *tile_m;	/* the same: its first slot; or NULL */
+};
+
+int dcpg_slots(const struct dcpg_slots *, void *stream);
+
+/* Slots of a tile (0: no such shape), tiles that may be needed. */
+uint32_t dcpg_expert_tile(uint32_t rows, uint32_t each, uint32_t experts,
+    uint32_t shape);
+uint32_t dcpg_expert_tiles(uint32_t rows, uint32_t each, uint32_t experts,
+    uint32_t tile);
+
+/*
+ * For each slot s of expert e: y16[s] = silu(x w[e]^T) * (x w2[e]^T) where w2
+ * is not NULL, else y[s] = x w[e]^T; x is row slot_row[s], or s.
+ */
+struct dcpg_experts {
+	const void *x;		/* [..][k] bf16 */
+	const uint32_t *slot_row;	/* NULL: x is by slot */
+	const void *w, *w2;	/* [experts][n][k] bf16; fp8: each expert's e4m3,
+				   columns as dcpk_e4m3_at, then its scales */
+	const uint32_t *first, *tile0, *tile_e;	/* of dcpg_slots */
+	uint32_t rows, each, experts, n, k;
+	bool fp8;
+	bool early;		/* the kernel before this one on the stream ran
+				   behind dcpg_slots: weights may be fetched
+				   while it still runs */
+	void *y16;		/* [slots][n] bf16, or */
+	float *y;		/* [slots][n] */
+	/* 0: chosen. Tests and the benchmark force them. */
+	uint32_t shape;		/* 1 + index; slots' tile is of the same */
+	uint32_t split;		/* 1, 2, 4, 8: blocks that share the columns */
+};
+
+/* bf16: k a multiple of 8; fp8: of 128, and n of 16. */
+bool dcpg_experts_fit(uint32_t n, uint32_t k, bool fp8);
+int dcpg_experts(const struct dcpg_experts *, void *stream);
+
+/* y[i] (+)= sum over a row's experts by ascending id of ew * x[slot]. */
+struct dcpg_combine {
+	const uint32_t *eid, *slot;	/* [rows][each] */
+	const float *ew;
+	const float *x;		/* [slots][n] */
+	uint32_t rows, each, n;	/* each: to 32 */
+	bool add;
+	float *y;		/* [rows][n] */
+};
+
+int dcpg_combine(const struct dcpg_combine *, void *stream);
+
 /* --- ranks that meet (peer.cu) ------------------------------------------- */
 
 /* A wait that ended in vain, in pinned host memory. */

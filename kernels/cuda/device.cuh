@@ -47,7 +47,8 @@ struct dcpg_layer {		/* of one rank */
 	dcpg_mat gate, up, down;
 	bf16 *e_gate, *e_up;	/* [E][moe slice][hidden] */
 	bf16 *e_down;		/* [E][hidden][moe slice] */
-	/* of the three: e4m3, each expert's scales behind it (keep.h) */
+	/* of the three: e4m3, each expert's scales behind it (keep.h);
+	 * columns as dcpk_e4m3_at */
 	bool e_gate8, e_up8, e_down8;
 	uint32_t e_loaded, e_slice;
 	dcpg_mat s_gate, s_up, s_down;
@@ -126,7 +127,7 @@ struct dcpg_rank {
 	float *cos, *sin;	/* [M][rope/2] */
 	uint32_t *eid;		/* [M*K] */
 	float *ew;		/* [M*K] */
-	uint32_t *slot, *slot_row, *eslot0, *tile_e, *tile_m;
+	uint32_t *slot, *slot_row, *eslot0, *tile0, *tile_e, *tile_m;
 	float *ey;		/* [slots][hidden] */
 	uint8_t *gather;	/* [ctx][row bytes] */
 	uint8_t *gkeys;		/* [ctx][key bytes] */

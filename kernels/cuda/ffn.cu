@@ -1,11 +1,12 @@
 /*
  * FFN: dense through cuBLASLt; routed experts grouped, without the host
- * knowing who goes where: rows are sorted by expert into slots on the device,
- * and one launch covers every expert's tiles. Every rank has a slice of every
- * expert; partial sums meet in dcpg_sum.
+ * knowing who goes where: rows are sorted by expert into slots on the device
+ * (route.cu), and one launch covers every expert's tiles (experts.cu). Every
+ * rank has a slice of every expert; partial sums meet in dcpg_sum.
  */
 #include <mma.h>
 
+#include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/rowops.cuh"
 
 using namespace nvcuda;
@@ -20,180 +21,25 @@ silu_mul(const float *g, const float *u, bf16 *y, size_t n)
 		y[i] = __float2bfloat16(g[i] / (1 + __expf(-g[i])) * u[i]);
 }
 
-struct route_args {
-	const float *h, *w, *bias;	/* [M][hidden], [E][hidden], [E] */
-	uint32_t hidden, E, K, groups, kept;
-	bool norm;
-	float scale;
-	uint32_t *eid;
-	float *ew;
-};
-
-/* One block of 256 a row: f32 logits, then the choice by one warp. */
-__global__ void
-route_rows(route_args a)
-{
-	extern __shared__ float sm[];
-	float *s = sm, *ch = sm + a.E, *gs = ch + a.E;
-	uint32_t i = blockIdx.x, lane = threadIdx.x % 32, w = threadIdx.x / 32;
-	const float *h = a.h + (size_t)i * a.hidden;
-
-	for (uint32_t e = w; e < a.E; e += blockDim.x / 32) {
-		float d = 0;
-
-		for (uint32_t k = lane; k < a.hidden; k += 32)
-			d += h[k] * a.w[(size_t)e * a.hidden + k];
-		d = warp_sum(d);
-		if (lane == 0) {
-			s[e] = 1 / (1 + expf(-d));
-			ch[e] = s[e] + a.bias[e];
-		}
-	}
-	__syncthreads();
-	if (w != 0)
-		return;
-	uint32_t per = a.E / a.groups;
-
-	if (a.kept < a.groups) {	/* groups by the sum of their two best */
-		for (uint32_t g = lane; g < a.groups; g += 32) {
-			float b1 = -INFINITY, b2 = -INFINITY;
-
-			for (uint32_t e = g * per; e < (g + 1) * per; e++) {
-				float v = ch[e];
-
-				if (v > b1) {
-					b2 = b1;
-					b1 = v;
-				} else if (v > b2) {
-					b2 = v;
-				}
-			}
-			gs[g] = b1 + (per > 1 ? b2 : 0);
-		}
-		__syncwarp();
-		for (uint32_t g = lane; g < a.groups; g += 32) {
-			uint32_t better = 0;
-
-			for (uint32_t o = 0; o < a.groups; o++)
-				better += gs[o] > gs[g] ||
-				    (gs[o] == gs[g] && o < g);
-			if (better >= a.kept)
-				for (uint32_t e = 0; e < per; e++)
-					ch[g * per + e] = -INFINITY;
-		}
-		__syncwarp();
-	}
-	float sum = 0;
-
-	for (uint32_t k = 0; k < a.K; k++) {
-		float best = -INFINITY;
-		uint32_t id = 0xffffffffu;
-
-		for (uint32_t e = lane; e < a.E; e += 32)
-			if (ch[e] > best || (ch[e] == best && e < id)) {
-				best = ch[e];
-				id = e;
-			}
-		for (int o = 16; o > 0; o >>= 1) {
-			float v = __shfl_xor_sync(DCPG_FULL, best, o);
-			uint32_t x = __shfl_xor_sync(DCPG_FULL, id, o);
-
-			if (v > best || (v == best && x < id)) {
-				best = v;
-				id = x;
-			}
-		}
-		sum += s[id];
-		if (lane == 0) {
-			a.eid[(size_t)i * a.K + k] = id;
-			a.ew[(size_t)i * a.K + k] = s[id];
-			ch[id] = -INFINITY;
-		}
-		__syncwarp();
-	}
-	for (uint32_t k = lane; k < a.K; k += 32)
-		a.ew[(size_t)i * a.K + k] *= a.scale /
-		    (a.norm ? sum + 1e-20f : 1);
-}
+/* --- grouped products of any shape, slowly; experts.cu has the usual ones */
 
 enum { TM = 16, TN = 64, TK = 32 };
-
-/*
- * One block: count rows per expert, first slots, slots; then the list of row
- * tiles (expert, first slot), padded with expert E for blocks without work.
- */
-__global__ void
-sort_slots(const uint32_t *eid, uint32_t n, uint32_t K, uint32_t E,
-    uint32_t max_tiles, uint32_t *slot, uint32_t *slot_row, uint32_t *first,
-    uint32_t *tile_e, uint32_t *tile_m)
-{
-	extern __shared__ uint32_t cnt[];	/* [E], then [E] next */
-	uint32_t *next = cnt + E;
-
-	for (uint32_t e = threadIdx.x; e < E; e += blockDim.x)
-		cnt[e] = 0;
-	__syncthreads();
-	for (uint32_t i = threadIdx.x; i < n; i += blockDim.x)
-		atomicAdd(&cnt[eid[i]], 1);
-	__syncthreads();
-	if (threadIdx.x == 0) {
-		uint32_t at = 0, t = 0;
-
-		for (uint32_t e = 0; e < E; e++) {
-			first[e] = next[e] = at;
-			for (uint32_t m = 0; m < cnt[e]; m += TM, t++) {
-				tile_e[t] = e;
-				tile_m[t] = at + m;
-			}
-			at += cnt[e];
-		}
-		first[E] = at;
-		for (; t < max_tiles; t++)
-			tile_e[t] = E;
-	}
-	__syncthreads();
-	for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-		uint32_t s = atomicAdd(&next[eid[i]], 1);
-
-		slot[i] = s;
-		slot_row[s] = i / K;
-	}
-}
 
 struct group_args {
 	const bf16 *x;		/* [rows][k] by slot_row, or [slots][k] */
 	const uint32_t *slot_row;	/* NULL: x is by slot */
-	const bf16 *w, *w2;	/* [E][n][k]; w2: y = silu(x w) * (x w2).
-				   FP8: e4m3, an expert's scales behind it */
-	uint32_t scale_ld;	/* FP8: floats of 128 rows' scales */
-	size_t expert_bytes;	/* FP8: from one to the next */
+	const bf16 *w, *w2;	/* [E][n][k]; w2: y = silu(x w) * (x w2) */
 	const uint32_t *tile_e, *tile_m, *first;
 	uint32_t E, n, k;
 	bf16 *y16;		/* [slots][n], or */
 	float *y;
 };
 
-/* Element (n, k) of an expert as bf16: what the loader makes of it otherwise. */
-template <bool FP8>
-__device__ static inline bf16
-weight_at(const group_args &a, const bf16 *w, uint32_t e, uint32_t n,
-    uint32_t k)
-{
-	if (!FP8)
-		return w[((size_t)e * a.n + n) * a.k + k];
-	const uint8_t *at = (const uint8_t *)w + e * a.expert_bytes;
-	const float *sc = (const float *)(at + (size_t)a.n * a.k);
-
-	return __float2bfloat16(from_e4m3(at[(size_t)n * a.k + k]) *
-	    sc[(size_t)(n / 128) * a.scale_ld + k / 128]);
-}
-
 /*
  * A block owns 16 slots of one expert x 64 columns, four warps of 16 columns.
  * Shared memory holds 32 k of x and of w (and w2); odd sizes are padded with
  * zeros there.
  */
-template <bool FP8>
 __global__ void
 grouped_product(group_args a)
 {
@@ -225,7 +71,7 @@ grouped_product(group_args a)
 				uint32_t c = n0 + i / TK, k = k0 + i % TK;
 
 				sw[t][i / TK][i % TK] = c < a.n && k < a.k ?
-				    weight_at<FP8>(a, src, e, c, k) :
+				    src[((size_t)e * a.n + c) * a.k + k] :
 				    __float2bfloat16(0);
 			}
 		}
@@ -261,37 +107,6 @@ grouped_product(group_args a)
 			a.y16[(size_t)s * a.n + n0 + c] = __float2bfloat16(v);
 		else
 			a.y[(size_t)s * a.n + n0 + c] = v;
-	}
-}
-
-/* y[i] (+)= sum of the row's experts, by ascending id; one block a row. */
-__global__ void
-combine_rows(const uint32_t *eid, const float *ew, const uint32_t *slot,
-    const float *ey, uint32_t K, uint32_t n, bool add, float *y)
-{
-	__shared__ uint32_t order[32];
-	uint32_t i = blockIdx.x;
-	const uint32_t *id = eid + (size_t)i * K;
-
-	if (threadIdx.x < K) {
-		uint32_t k = threadIdx.x, before = 0;
-
-		for (uint32_t o = 0; o < K; o++)
-			before += id[o] < id[k];
-		order[before] = k;
-	}
-	__syncthreads();
-	for (uint32_t d = threadIdx.x; d < n; d += blockDim.x) {
-		float v = 0;
-
-		for (uint32_t k = 0; k < K; k++) {
-			uint32_t at = i * K + order[k];
-
-			v += ew[at] * ey[(size_t)slot[at] * n + d];
-		}
-		if (add)
-			v += y[(size_t)i * n + d];
-		y[(size_t)i * n + d] = v;
 	}
 }
 
@@ -336,51 +151,95 @@ plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *gate, const dcpg_mat *up,
 }
 
 static void
-grouped(dcpg_rank *r, group_args *g, bool fp8, uint32_t tiles)
+grouped(dcpg_rank *r, const group_args *g, uint32_t tiles)
 {
 	dim3 grid((g->n + TN - 1) / TN, tiles);
 
-	if (fp8) {
-		g->scale_ld = dcpk_fp8_scale_ld(g->k);
-		g->expert_bytes = dcpk_fp8_bytes(g->n, g->k);
-		grouped_product<true><<<grid, 128, 0, r->st>>>(*g);
-	} else {
-		grouped_product<false><<<grid, 128, 0, r->st>>>(*g);
-	}
+	grouped_product<<<grid, 128, 0, r->st>>>(*g);
 }
 
+/* Who goes where: eid, ew, and the slots in tiles of `tile`. */
 static int
-experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
+route(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, bool fit, uint32_t tile)
 {
 	const dcpk_model *m = &c->s.model;
-	uint32_t n = c->rows * m->experts_tok, tiles, H = m->hidden;
-	route_args a = {};
-	group_args g = {};
+	struct dcpg_route a = {};
+	struct dcpg_slots s = {};
+	int rc;
 
 	a.h = r->hf;
 	a.w = l->router;
 	a.bias = l->router_bias;
-	a.hidden = H;
-	a.E = m->experts;
-	a.K = m->experts_tok;
+	a.rows = s.rows = c->rows;
+	a.hidden = m->hidden;
+	a.experts = s.experts = m->experts;
+	a.each = s.each = m->experts_tok;
 	a.groups = m->groups;
 	a.kept = m->groups_kept;
 	a.norm = m->norm_topk;
 	a.scale = m->routed_scale;
 	a.eid = r->eid;
 	a.ew = r->ew;
-	route_rows<<<c->rows, 256, (2 * a.E + a.groups) * sizeof(float),
-	    r->st>>>(a);
-	tiles = n / TM + (n < m->experts ? n : m->experts);
-	sort_slots<<<1, 1024, 2 * m->experts * sizeof(uint32_t), r->st>>>(
-	    r->eid, n, m->experts_tok, m->experts, tiles, r->slot,
-	    r->slot_row, r->eslot0, r->tile_e, r->tile_m);
-	if (l->e_slice == 0) {
-		if (!add)
-			cudaMemsetAsync(r->yf, 0, (size_t)c->rows * H * 4,
-			    r->st);
-		return DCPG_LAUNCHED("experts");
-	}
+	a.part = r->ey;		/* free until the experts' own sums */
+	a.part_floats = (size_t)c->rows * m->experts_tok * m->hidden;
+	rc = dcpg_route(&a, r->st);
+	s.eid = r->eid;
+	s.tile = tile;
+	s.slot = r->slot;
+	s.slot_row = r->slot_row;
+	s.first = r->eslot0;
+	s.tile0 = r->tile0;
+	s.tile_e = r->tile_e;
+	s.tile_m = fit ? NULL : r->tile_m;
+	return rc != 0 ? rc : dcpg_slots(&s, r->st);
+}
+
+/* a16 = silu(h gate) * (h up), ey = a16 down: by slot. */
+static int
+fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
+{
+	const dcpk_model *m = &c->s.model;
+	struct dcpg_experts a = {};
+	int rc;
+
+	a.x = r->h;
+	a.slot_row = r->slot_row;
+	a.w = l->e_gate;
+	a.w2 = l->e_up;
+	a.first = r->eslot0;
+	a.tile0 = r->tile0;
+	a.tile_e = r->tile_e;
+	a.rows = c->rows;
+	a.each = m->experts_tok;
+	a.experts = m->experts;
+	a.n = l->e_slice;
+	a.k = m->hidden;
+	a.fp8 = l->e_gate8;
+	a.y16 = r->a16;
+	rc = dcpg_experts(&a, r->st);
+	a.x = r->a16;
+	a.slot_row = NULL;
+	a.w = l->e_down;
+	a.w2 = NULL;
+	a.n = m->hidden;
+	a.k = l->e_slice;
+	a.fp8 = l->e_down8;
+	a.early = true;
+	a.y16 = NULL;
+	a.y = r->ey;
+	return rc != 0 ? rc : dcpg_experts(&a, r->st);
+}
+
+/* The same where rows of bf16 are no multiple of 16 bytes (FP8 always are);
+ * tiles are of TM slots. */
+static int
+plain_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
+{
+	const dcpk_model *m = &c->s.model;
+	uint32_t tiles = dcpg_expert_tiles(c->rows, m->experts_tok, m->experts,
+	    TM);
+	group_args g = {};
+
 	g.x = r->h;
 	g.slot_row = r->slot_row;
 	g.w = l->e_gate;
@@ -390,21 +249,50 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 	g.first = r->eslot0;
 	g.E = m->experts;
 	g.n = l->e_slice;
-	g.k = H;
+	g.k = m->hidden;
 	g.y16 = r->a16;
-	grouped(r, &g, l->e_gate8, tiles);
+	grouped(r, &g, tiles);
 	g.x = r->a16;
 	g.slot_row = NULL;
 	g.w = l->e_down;
 	g.w2 = NULL;
-	g.n = H;
+	g.n = m->hidden;
 	g.k = l->e_slice;
 	g.y16 = NULL;
 	g.y = r->ey;
-	grouped(r, &g, l->e_down8, tiles);
-	combine_rows<<<c->rows, 256, 0, r->st>>>(r->eid, r->ew, r->slot, r->ey,
-	    m->experts_tok, H, add, r->yf);
+	grouped(r, &g, tiles);
 	return DCPG_LAUNCHED("experts");
+}
+
+static int
+experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
+{
+	const dcpk_model *m = &c->s.model;
+	bool fit = dcpg_experts_fit(l->e_slice, m->hidden, l->e_gate8) &&
+	    dcpg_experts_fit(m->hidden, l->e_slice, l->e_down8);
+	struct dcpg_combine y = {};
+	int rc;
+
+	if (l->e_slice == 0) {
+		if (!add)
+			cudaMemsetAsync(r->yf, 0, (size_t)c->rows * m->hidden *
+			    4, r->st);
+		return DCPG_LAUNCHED("experts");
+	}
+	rc = route(c, r, l, fit, fit ? dcpg_expert_tile(c->rows,
+	    m->experts_tok, m->experts, 0) : TM);
+	if (rc == 0)
+		rc = fit ? fast_experts(c, r, l) : plain_experts(c, r, l);
+	y.eid = r->eid;
+	y.slot = r->slot;
+	y.ew = r->ew;
+	y.x = r->ey;
+	y.rows = c->rows;
+	y.each = m->experts_tok;
+	y.n = m->hidden;
+	y.add = add;
+	y.y = r->yf;
+	return rc != 0 ? rc : dcpg_combine(&y, r->st);
 }
 
 int

@@ -8,6 +8,7 @@ int attend_init(void);
 int index_init(void);
 int select_init(void);
 int value_init(void);
+int experts_init(void);
 }
 
 extern "C" int
@@ -19,5 +20,7 @@ dcpg_init(void)
 		rc = dcpg::index_init();
 	if (rc == 0)
 		rc = dcpg::select_init();
-	return rc != 0 ? rc : dcpg::value_init();
+	if (rc == 0)
+		rc = dcpg::value_init();
+	return rc != 0 ? rc : dcpg::experts_init();
 }

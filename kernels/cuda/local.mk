@@ -4,7 +4,8 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
 	kernels/cuda/attend.cuh kernels/cuda/peer.cuh kernels/cuda/build.sh \
 	tests/gpu/gpu_test.h tests/gpu/kernel_test.cu \
-	tests/gpu/kernel_bench.cu tests/gpu/torch_check.py tests/gpu/run.sh \
+	tests/gpu/kernel_bench.cu tests/gpu/experts_test.cu \
+	tests/gpu/experts_bench.cu tests/gpu/torch_check.py tests/gpu/run.sh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \
 	tests/gpu/price.py tests/gpu/failstop.py tests/gpu/where.py \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
@@ -14,7 +15,8 @@ cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \
 	kernels/cuda/wire.cu kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
-	kernels/cuda/select.cu kernels/cuda/value.cu kernels/cuda/host.cu \
+	kernels/cuda/select.cu kernels/cuda/value.cu kernels/cuda/route.cu \
+	kernels/cuda/experts.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
 	kernels/cuda/lost.cu kernels/cuda/peek.cu kernels/cuda/fill.cu
 

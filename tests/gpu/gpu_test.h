@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -36,6 +37,16 @@
 		exit(1);						\
 	}								\
 } while (0)
+
+/* kernel_test.cu, of all its parts */
+extern uint64_t seed;
+extern bool brief;		/* few and small cases */
+void verdict(bool ok, const char *what);
+void experts_tests(void);	/* experts_test.cu */
+
+/* kernel_bench.cu: median over replays of one graph, us per launch */
+double replay(int launches, const std::function<void(int, cudaStream_t)> &one);
+void bench_experts(bool sweep);	/* experts_bench.cu */
 
 /* xorshift; the same numbers everywhere for a seed. */
 struct Rng {

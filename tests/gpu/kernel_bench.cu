@@ -3,8 +3,8 @@
  * graph has its own key lists into a pool much larger than the L2, so rows come
  * from memory as they do in a decode step; q and outputs stay in the L2.
  *
- * kernel_bench [attend|index|sweep]: beside each median stand the floor (the
- * larger of bytes over measured bandwidth and flops over measured rate) and,
+ * kernel_bench [attend|index|experts|sweep [experts]]: beside each median stand
+ * the floor (the larger of bytes over measured bandwidth and flops over measured rate) and,
  * where one was measured on the same chip, the anchor. `sweep` prints every
  * shape and split, the numbers behind the choice in attend.cu.
  */
@@ -64,8 +64,7 @@ tame_keys(uint8_t *keys, size_t n)
 			keys[i] = 0x30;
 }
 
-/* Median over replays of one graph, us per launch. */
-static double
+double
 replay(int launches, const std::function<void(int, cudaStream_t)> &one)
 {
 	cudaStream_t s;
@@ -343,14 +342,19 @@ main(int argc, char **argv)
 
 	CALL(dcpg_init());
 	if (strcmp(what, "sweep") == 0) {
-		bench_attend(false, true);
+		if (argc > 2 && strcmp(argv[2], "experts") == 0)
+			bench_experts(true);
+		else
+			bench_attend(false, true);
 		return 0;
 	}
-	if (strcmp(what, "index") != 0) {
+	if (*what == '\0' || strcmp(what, "attend") == 0) {
 		bench_attend(false, false);
 		bench_attend(true, false);
 	}
-	if (strcmp(what, "attend") != 0)
+	if (*what == '\0' || strcmp(what, "index") == 0)
 		bench_index();
+	if (*what == '\0' || strcmp(what, "experts") == 0)
+		bench_experts(false);
 	return 0;
 }

@@ -4,8 +4,8 @@
  * bytes. Outputs are poisoned first; rows that no list names hold NaN; what
  * stands behind a list's count would fault if it were read.
  *
- * kernel_test [SEED [short]]: exit 0 when every case holds. `short` runs few
- * and small cases, for compute-sanitizer.
+ * kernel_test [SEED [short] [PART]]: exit 0 when every case holds. `short` runs
+ * few and small cases, for compute-sanitizer; PART is attend, index or experts.
  */
 #include "kernels/cuda/dcpg.h"
 #include "tests/gpu/gpu_test.h"
@@ -14,11 +14,11 @@
 
 #include <algorithm>
 
-static uint64_t seed = 1;
-static bool brief;
+uint64_t seed = 1;
+bool brief;
 static int failures, cases;
 
-static void
+void
 verdict(bool ok, const char *what)
 {
 	cases++;
@@ -755,13 +755,22 @@ value_tests(void)
 int
 main(int argc, char **argv)
 {
+	const char *part = "";
+
 	if (argc > 1)
 		seed = strtoull(argv[1], nullptr, 0);
 	brief = argc > 2 && strcmp(argv[2], "short") == 0;
+	if (argc > 2 + brief)
+		part = argv[2 + brief];
 	CALL(dcpg_init());
-	attend_tests();
-	index_tests();
-	value_tests();
+	if (*part == '\0' || strcmp(part, "attend") == 0)
+		attend_tests();
+	if (*part == '\0' || strcmp(part, "index") == 0)
+		index_tests();
+	if (*part == '\0' || strcmp(part, "experts") == 0)
+		experts_tests();
+	if (*part == '\0' || strcmp(part, "value") == 0)
+		value_tests();
 	printf("kernel_test: %d cases, %d failed (seed %llu)\n", cases,
 	    failures, (unsigned long long)seed);
 	return failures ? 1 : 0;

@@ -1,0 +1,264 @@
+/*
+ * Part of kernel_bench: routed experts, gate and up, down, the choice and the
+ * sum. Every launch of a graph has its own routing, and the weights of a layer
+ * are larger than the L2, so that they come from memory.
+ *
+ * Floor: bytes of the experts that have a slot over measured bandwidth, or
+ * operations over measured rate, whichever is larger.
+ */
+#include "kernels/cuda/dcpg.h"
+#include "kernels/keep.h"
+#include "tests/gpu/gpu_test.h"
+
+#include <algorithm>
+#include <memory>
+
+static const double HBM = 4.6e12, RATE = 788e12;
+enum { SETS = 6, EACH = 8, HIDDEN = 7168 };
+
+/* bf16 near 1, or e4m3 without NaN and scales near 1/300. */
+__global__ static void
+fill_experts(uint8_t *p, size_t each, size_t E, size_t codes, bool fp8)
+{
+	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+	size_t n = each * E / 4;
+
+	for (; i < n; i += (size_t)gridDim.x * blockDim.x) {
+		uint32_t x = (uint32_t)(i >> 32) * 77777u ^
+		    (uint32_t)i * 2654435761u;
+
+		x ^= x >> 16;
+		x *= 0x7feb352d;
+		x ^= x >> 15;
+		x *= 0x846ca68b;
+		x ^= x >> 16;
+		if (!fp8)
+			x = (x & 0x81ff81ff) | 0x3c003c00;
+		else if (i * 4 % each >= codes)
+			x = 0x3b000000 | (x & 0x7fffff);
+		else
+			x &= 0xf7f7f7f7;
+		((uint32_t *)p)[i] = x;
+	}
+}
+
+/* A routing and its slots. */
+struct Route {
+	Buf<uint32_t> eid, slot, row, first, tile0, tile_e;
+	Buf<float> ew;
+	uint32_t experts = 0;	/* that have a slot */
+
+	Route(uint32_t rows, uint32_t E, Rng &g) : eid(rows * EACH),
+	    slot(eid.n), row(eid.n), first(E + 1), tile0(E + 1),
+	    tile_e(eid.n / 16 + E + 1), ew(eid.n)
+	{
+		std::vector<uint32_t> id, all(E);
+		std::vector<bool> seen(E);
+
+		for (uint32_t i = 0; i < E; i++)
+			all[i] = i;
+		for (uint32_t r = 0; r < rows; r++)
+			for (uint32_t i = 0; i < EACH; i++) {
+				std::swap(all[i], all[i + g.below(E - i)]);
+				id.push_back(all[i]);
+				experts += !seen[all[i]];
+				seen[all[i]] = true;
+			}
+		eid.put(id);
+		ew.put(std::vector<float>(id.size(), 0.3f));
+	}
+
+	void
+	sort(uint32_t rows, uint32_t E, uint32_t shape, cudaStream_t st)
+	{
+		struct dcpg_slots a = { eid.d, rows, EACH, E,
+		    dcpg_expert_tile(rows, EACH, E, shape), slot.d, row.d,
+		    first.d, tile0.d, tile_e.d, nullptr };
+
+		CALL(dcpg_slots(&a, st));
+	}
+};
+
+struct ExpertBed {
+	uint32_t E, n, most;	/* n: of gate; most rows */
+	bool fp8;
+	size_t up_bytes, down_bytes;
+	Buf<uint8_t> gate, up, down;
+	Buf<uint16_t> x, act;
+	Buf<float> out, h, router, bias, y, ew;
+	Buf<uint32_t> eid;
+
+	static size_t
+	bytes(bool fp8, uint32_t n, uint32_t k)
+	{
+		return fp8 ? dcpk_fp8_bytes(n, k) : (size_t)n * k * 2;
+	}
+
+	ExpertBed(uint32_t E_, uint32_t n_, uint32_t most_, bool fp8_) : E(E_),
+	    n(n_), most(most_), fp8(fp8_), up_bytes(bytes(fp8, n, HIDDEN)),
+	    down_bytes(bytes(fp8, HIDDEN, n)), gate(up_bytes * E),
+	    up(up_bytes * E), down(down_bytes * E), x((size_t)most * HIDDEN),
+	    act((size_t)most * EACH * n), out((size_t)most * EACH * HIDDEN),
+	    h((size_t)most * HIDDEN), router((size_t)E * HIDDEN), bias(E),
+	    y((size_t)most * HIDDEN), ew(most * EACH), eid(most * EACH)
+	{
+		std::vector<float> r(router.n), hh(h.n);
+		Rng g(5);
+
+		fill_experts<<<2048, 256>>>(gate.d, up_bytes, E,
+		    (size_t)n * HIDDEN, fp8);
+		fill_experts<<<2048, 256>>>(up.d, up_bytes, E,
+		    (size_t)n * HIDDEN, fp8);
+		fill_experts<<<2048, 256>>>(down.d, down_bytes, E,
+		    (size_t)n * HIDDEN, fp8);
+		fill_experts<<<2048, 256>>>((uint8_t *)x.d, x.n * 2, 1, 0,
+		    false);
+		fill_experts<<<2048, 256>>>((uint8_t *)act.d, act.n * 2, 1, 0,
+		    false);
+		for (auto &v : r)
+			v = (float)(g.uniform() - 0.5) / 40;
+		for (auto &v : hh)
+			v = (float)(g.uniform() - 0.5) * 2;
+		router.put(r);
+		h.put(hh);
+		bias.put(std::vector<float>(E, 0));
+		CHECK(cudaDeviceSynchronize());
+	}
+
+	void
+	product(Route &r, uint32_t rows, bool glu, uint32_t shape,
+	    uint32_t split, bool early, cudaStream_t st)
+	{
+		struct dcpg_experts a = {};
+
+		a.x = glu ? x.d : act.d;
+		a.slot_row = glu ? r.row.d : nullptr;
+		a.w = glu ? gate.d : down.d;
+		a.w2 = glu ? up.d : nullptr;
+		a.first = r.first.d;
+		a.tile0 = r.tile0.d;
+		a.tile_e = r.tile_e.d;
+		a.rows = rows;
+		a.each = EACH;
+		a.experts = E;
+		a.n = glu ? n : HIDDEN;
+		a.k = glu ? HIDDEN : n;
+		a.fp8 = fp8;
+		a.early = early;
+		a.y16 = glu ? act.d : nullptr;
+		a.y = glu ? nullptr : out.d;
+		a.shape = shape;
+		a.split = split;
+		CALL(dcpg_experts(&a, st));
+	}
+
+	void
+	route(uint32_t rows, cudaStream_t st)
+	{
+		struct dcpg_route a = { h.d, router.d, bias.d, rows, HIDDEN, E,
+		    EACH, E == 256 ? 8u : 1u, E == 256 ? 4u : 1u, true, 2.5f,
+		    eid.d, ew.d, out.d, out.n };
+
+		CALL(dcpg_route(&a, st));
+	}
+
+	void
+	combine(Route &r, uint32_t rows, cudaStream_t st)
+	{
+		struct dcpg_combine a = { r.eid.d, r.slot.d, r.ew.d, out.d,
+		    rows, EACH, HIDDEN, true, y.d };
+
+		CALL(dcpg_combine(&a, st));
+	}
+};
+
+static void
+bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
+{
+	std::vector<std::unique_ptr<Route>> r;
+	double experts = 0, slots = (double)rows * EACH;
+	Rng g(rows + 11);
+
+	for (int i = 0; i < SETS; i++) {
+		r.emplace_back(new Route(rows, b.E, g));
+		experts += (double)r[i]->experts / SETS;
+		r[i]->sort(rows, b.E, 0, nullptr);
+	}
+	CHECK(cudaDeviceSynchronize());
+	for (int glu = 1; glu >= 0; glu--) {
+		double bytes = experts * (glu ? 2 * b.up_bytes : b.down_bytes);
+		double flops = slots * (glu ? 4.0 : 2.0) * b.n * HIDDEN;
+		double f = std::max(bytes / HBM, flops / RATE) * 1e6, t;
+
+		t = replay(SETS, [&](int i, cudaStream_t st) {
+			b.product(*r[i], rows, glu, 0, 0, false, st);
+		});
+		printf("%s E=%-3u n=%-4u b=%-4u %-7s %8.2f floor %8.2f "
+		    "(%.2fx)", b.fp8 ? "e4m3" : "bf16", b.E, b.n, rows,
+		    glu ? "gate+up" : "down", t, f, t / f);
+		for (uint32_t sh = 1; sweep &&
+		    dcpg_expert_tile(1, 1, 1, sh) != 0; sh++)
+			for (uint32_t sp = 1; sp <= 4; sp *= 2) {
+				uint32_t tile = dcpg_expert_tile(rows, EACH,
+				    b.E, sh);
+
+				if ((tile == 128) != (rows > 64) ||
+				    (rows <= 64 && tile < rows) ||
+				    (sp > 1 && (rows > 8 || !glu)))
+					continue;
+				for (auto &x : r)
+					x->sort(rows, b.E, sh, nullptr);
+				t = replay(SETS, [&](int i, cudaStream_t st) {
+					b.product(*r[i], rows, glu, sh, sp,
+					    false, st);
+				});
+				printf(" %u/%u:%.2f", sh, sp, t);
+			}
+		printf("\n");
+		for (auto &x : r)
+			x->sort(rows, b.E, 0, nullptr);
+	}
+	double route = replay(SETS, [&](int, cudaStream_t st) {
+		b.route(rows, st);
+	});
+	double sort = replay(SETS, [&](int i, cudaStream_t st) {
+		r[i]->sort(rows, b.E, 0, st);
+	});
+	double sum = replay(SETS, [&](int i, cudaStream_t st) {
+		b.combine(*r[i], rows, st);
+	});
+	double all[2];
+	for (int early = 0; early < 2; early++)
+		all[early] = replay(SETS, [&](int i, cudaStream_t st) {
+			b.route(rows, st);
+			r[i]->sort(rows, b.E, 0, st);
+			b.product(*r[i], rows, true, 0, 0, false, st);
+			b.product(*r[i], rows, false, 0, 0, early, st);
+			b.combine(*r[i], rows, st);
+		});
+	double f = std::max(experts * (2 * b.up_bytes + b.down_bytes) / HBM,
+	    slots * 6.0 * b.n * HIDDEN / RATE) * 1e6;
+	printf("%s E=%-3u n=%-4u b=%-4u route %.2f slots %.2f combine %.2f; "
+	    "all %.2f, down early %.2f floor %.2f (%.2fx)\n", b.fp8 ? "e4m3" :
+	    "bf16", b.E, b.n, rows, route, sort, sum, all[0], all[1], f,
+	    all[1] / f);
+	fflush(stdout);
+}
+
+void
+bench_experts(bool sweep)
+{
+	printf("routed experts, hidden 7168, 8 a row, us (x floor)\n");
+	for (int fp8 = 0; fp8 < 2; fp8++) {
+		{
+			ExpertBed b(16, 1024, 64, fp8);
+
+			for (uint32_t rows : { 1, 2, 8, 32, 64 })
+				bench_rows(b, rows, sweep);
+		}
+		ExpertBed b(256, 256, 8192, fp8);
+
+		for (uint32_t rows : { 1, 2, 4, 8, 32, 64, 2048, 8192 })
+			bench_rows(b, rows, sweep);
+	}
+}

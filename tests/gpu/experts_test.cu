@@ -1,0 +1,451 @@
+/*
+ * Part of kernel_test: routed experts. The choice, the slots, the products and
+ * their sum, each against double precision on the CPU.
+ */
+#include "kernels/cuda/dcpg.h"
+#include "kernels/keep.h"
+#include "tests/gpu/gpu_test.h"
+
+#include <algorithm>
+
+/* --- choice -------------------------------------------------------------- */
+
+/* Best ids by v, ties to the smaller; *gap: least distance that decided. */
+static std::vector<uint32_t>
+best(const std::vector<double> &v, uint32_t n, double *gap)
+{
+	std::vector<uint32_t> id(v.size());
+
+	for (uint32_t i = 0; i < id.size(); i++)
+		id[i] = i;
+	std::stable_sort(id.begin(), id.end(), [&](uint32_t a, uint32_t b) {
+		return v[a] > v[b];
+	});
+	for (uint32_t i = 0; i < n && i + 1 < id.size(); i++) {
+		double d = v[id[i]] - v[id[i + 1]];
+
+		if (d > 0)	/* equal ones are decided by their ids */
+			*gap = fmin(*gap, d);
+	}
+	id.resize(n);
+	return id;
+}
+
+static std::vector<uint32_t>
+choose_reference(const struct dcpg_route &a, const std::vector<double> &s,
+    const std::vector<float> &bias, double *gap)
+{
+	uint32_t per = a.experts / a.groups;
+	std::vector<double> v(a.experts), gs(a.groups);
+
+	for (uint32_t e = 0; e < a.experts; e++)
+		v[e] = s[e] + bias[e];
+	if (a.kept < a.groups) {
+		for (uint32_t g = 0; g < a.groups; g++) {
+			std::vector<double> x(v.begin() + g * per,
+			    v.begin() + (g + 1) * per);
+
+			std::sort(x.begin(), x.end());
+			gs[g] = x[per - 1] + (per > 1 ? x[per - 2] : 0);
+		}
+		std::vector<uint32_t> kept = best(gs, a.kept, gap);
+		for (uint32_t e = 0; e < a.experts; e++)
+			if (std::find(kept.begin(), kept.end(), e / per) ==
+			    kept.end())
+				v[e] = -1e30;
+	}
+	return best(v, a.each, gap);
+}
+
+static void
+route_case(uint32_t rows, uint32_t hidden, uint32_t E, uint32_t each,
+    uint32_t groups, uint32_t kept, bool norm, uint32_t shares, uint64_t salt)
+{
+	Rng g(seed * 15485863 + salt);
+	std::vector<float> h((size_t)rows * hidden), w((size_t)E * hidden);
+	std::vector<float> bias(E);
+
+	for (auto &x : h)
+		x = (float)g.normal();
+	for (auto &x : w)
+		x = (float)(g.normal() * 2 / sqrt(hidden));
+	for (auto &x : bias)
+		x = (float)(g.normal() * 0.1);
+	for (uint32_t e = 3; e < E; e += 7) {	/* exact ties */
+		memcpy(&w[(size_t)e * hidden], &w[(size_t)(e - 3) * hidden],
+		    hidden * 4);
+		bias[e] = bias[e - 3];
+	}
+	Buf<float> dh(h), dw(w), db(bias), ew((size_t)rows * each);
+	Buf<float> part((size_t)rows * E * shares);
+	Buf<uint32_t> eid((size_t)rows * each);
+	struct dcpg_route a = { dh.d, dw.d, db.d, rows, hidden, E, each, groups,
+	    kept, norm, 2.5f, eid.d, ew.d, part.d, part.n };
+	part.poison();
+	eid.poison();
+	ew.poison();
+	CALL(dcpg_route(&a, nullptr));
+	CHECK(cudaDeviceSynchronize());
+	std::vector<uint32_t> id = eid.get();
+	std::vector<float> we = ew.get();
+	std::vector<double> off(rows);
+	parallel(rows, [&](size_t r) {
+		std::vector<double> s(E);
+		double sum = 0, gap = 1;
+
+		for (uint32_t e = 0; e < E; e++) {
+			double d = 0;
+
+			for (uint32_t k = 0; k < hidden; k++)
+				d += (double)h[r * hidden + k] *
+				    w[(size_t)e * hidden + k];
+			s[e] = 1 / (1 + exp(-d));
+		}
+		std::vector<uint32_t> ref = choose_reference(a, s, bias, &gap);
+		for (uint32_t e : ref)
+			sum += s[e];
+		for (uint32_t k = 0; k < each; k++) {
+			double x = s[ref[k]] * 2.5 / (norm ? sum : 1);
+
+			if (id[r * each + k] != ref[k]) {
+				off[r] = gap < 4e-6 ? 0 : INFINITY;
+				break;
+			}
+			if (!(fabs(we[r * each + k] / x - 1) <= off[r]))
+				off[r] = fabs(we[r * each + k] / x - 1);
+		}
+	});
+	double worst = *std::max_element(off.begin(), off.end());
+	char what[160];
+	snprintf(what, sizeof what, "route rows=%u hidden=%u experts=%u each=%u "
+	    "groups=%u/%u norm=%d shares=%u: weights off by %.1e", rows, hidden,
+	    E, each, kept, groups, norm, shares, worst);
+	verdict(worst < 2e-5, what);
+}
+
+/* --- products ------------------------------------------------------------ */
+
+struct ExpertCase {
+	uint32_t shape, split;
+	uint32_t rows, each, E, n, k;
+	bool fp8, glu, early;
+	uint32_t hot;		/* experts that most rows choose; 0: any */
+};
+
+struct Slots {
+	Buf<uint32_t> eid, slot, row, first, tile0, tile_e;
+	uint32_t tile, tiles;
+
+	Slots(const std::vector<uint32_t> &id, const ExpertCase &c) : eid(id),
+	    slot(id.size()), row(id.size()), first(c.E + 1), tile0(c.E + 1),
+	    tile_e(dcpg_expert_tiles(c.rows, c.each, c.E,
+	    dcpg_expert_tile(c.rows, c.each, c.E, c.shape)))
+	{
+		tile = dcpg_expert_tile(c.rows, c.each, c.E, c.shape);
+		tiles = (uint32_t)tile_e.n;
+		struct dcpg_slots a = { eid.d, c.rows, c.each, c.E, tile,
+		    slot.d, row.d, first.d, tile0.d, tile_e.d, nullptr };
+		for (Buf<uint32_t> *b : { &slot, &row, &first, &tile0,
+		    &tile_e })
+			b->poison();
+		CALL(dcpg_slots(&a, nullptr));
+		CHECK(cudaDeviceSynchronize());
+	}
+
+	/* Every row once, experts in order, tiles that cover them. */
+	bool
+	good(uint32_t each, uint32_t E) const
+	{
+		std::vector<uint32_t> s = slot.get(), r = row.get();
+		std::vector<uint32_t> f = first.get(), t0 = tile0.get();
+		std::vector<uint32_t> te = tile_e.get(), id = eid.get();
+		uint32_t at = 0, t = 0;
+		bool ok = true;
+
+		for (size_t i = 0; i < id.size(); i++)
+			ok &= s[i] < id.size() && r[s[i]] == i / each &&
+			    s[i] >= f[id[i]] && s[i] < f[id[i] + 1];
+		std::sort(s.begin(), s.end());
+		for (size_t i = 0; i < s.size(); i++)
+			ok &= s[i] == i;
+		for (uint32_t e = 0; e < E; e++) {
+			uint32_t n = (uint32_t)std::count(id.begin(), id.end(),
+			    e);
+
+			ok &= f[e] == at && t0[e] == t;
+			at += n;
+			for (uint32_t m = 0; m < n; m += tile)
+				ok &= t < tiles && te[t++] == e;
+		}
+		ok &= f[E] == at && t0[E] == t && t <= tiles;
+		for (; ok && t < tiles; t++)
+			ok &= te[t] == E;
+		return ok;
+	}
+};
+
+static std::vector<uint32_t>
+draw_experts(const ExpertCase &c, Rng &g)
+{
+	std::vector<uint32_t> id, all(c.E);
+
+	for (uint32_t r = 0; r < c.rows; r++) {
+		uint32_t from = c.hot && g.below(8) ? c.hot : c.E;
+
+		if (from < c.each)
+			from = c.E;
+		for (uint32_t i = 0; i < c.E; i++)
+			all[i] = i;
+		for (uint32_t i = 0; i < c.each; i++) {
+			std::swap(all[i], all[i + g.below(from - i)]);
+			id.push_back(all[i]);
+		}
+	}
+	return id;
+}
+
+/* Matrices of all experts: as stored, expanded to bf16, and their values. */
+struct Matrices {
+	std::vector<uint8_t> bytes;
+	std::vector<uint16_t> wide;
+	size_t each;
+
+	Matrices(const ExpertCase &c, Rng &g) : wide((size_t)c.E * c.n * c.k)
+	{
+		uint32_t ld = dcpk_fp8_scale_ld(c.k);
+
+		each = c.fp8 ? dcpk_fp8_bytes(c.n, c.k) : (size_t)c.n * c.k * 2;
+		bytes.assign(each * c.E, 0xff);
+		for (uint32_t e = 0; e < c.E; e++) {
+			uint8_t *b = &bytes[e * each];
+			float *sc = (float *)(b + (size_t)c.n * c.k);
+
+			for (uint32_t i = 0; c.fp8 &&
+			    i < (c.n + 127) / 128 * ld; i++)
+				sc[i] = (float)(exp2(g.normal()) / 300);
+			for (uint32_t i = 0; i < c.n; i++)
+				for (uint32_t j = 0; j < c.k; j++)
+					one(c, g, b, sc + (size_t)(i / 128) *
+					    ld, e, i, j);
+		}
+	}
+
+	void
+	one(const ExpertCase &c, Rng &g, uint8_t *b, const float *sc,
+	    uint32_t e, uint32_t i, uint32_t j)
+	{
+		uint16_t *to = &wide[((size_t)e * c.n + i) * c.k + j];
+
+		if (!c.fp8) {
+			*to = to_bf16(g.normal());
+			memcpy(b + ((size_t)i * c.k + j) * 2, to, 2);
+			return;
+		}
+		uint8_t x = (uint8_t)g.next();
+		if ((x & 0x7f) == 0x7f)
+			x = 0;
+		b[(size_t)i * c.k + dcpk_e4m3_at(j)] = x;
+		*to = to_bf16((float)from_e4m3(x) * sc[j / 128]);
+	}
+};
+
+static double
+dot(const uint16_t *x, const uint16_t *w, uint32_t k)
+{
+	double d = 0;
+
+	for (uint32_t i = 0; i < k; i++)
+		d += from_bf16(x[i]) * from_bf16(w[i]);
+	return d;
+}
+
+static std::vector<uint8_t>
+run_experts(struct dcpg_experts a, Buf<uint8_t> &out)
+{
+	if (a.w2 != nullptr)
+		a.y16 = out.d;
+	else
+		a.y = (float *)out.d;
+	out.poison();
+	CALL(dcpg_experts(&a, nullptr));
+	CHECK(cudaDeviceSynchronize());
+	return out.get();
+}
+
+static void
+experts_case(const ExpertCase &c, uint64_t salt)
+{
+	Rng g(seed * 32452843 + salt);
+	std::vector<uint32_t> id = draw_experts(c, g);
+	size_t slots = id.size();
+	/* gate and up: x by row; down: x by slot */
+	std::vector<uint16_t> x((c.glu ? c.rows : slots) * c.k);
+	Matrices m1(c, g), m2(c, g);
+	Slots s(id, c);
+
+	for (size_t i = 0; i < x.size(); i++)
+		x[i] = to_bf16(g.normal() / sqrt(c.k));
+	Buf<uint16_t> dx(x);
+	Buf<uint8_t> w1(m1.bytes), w2(m2.bytes);
+	Buf<uint8_t> out(slots * c.n * (c.glu ? 2 : 4));
+	struct dcpg_experts a = {};
+	a.x = dx.d;
+	a.slot_row = c.glu ? s.row.d : nullptr;
+	a.w = w1.d;
+	a.w2 = c.glu ? w2.d : nullptr;
+	a.first = s.first.d;
+	a.tile0 = s.tile0.d;
+	a.tile_e = s.tile_e.d;
+	a.rows = c.rows;
+	a.each = c.each;
+	a.experts = c.E;
+	a.n = c.n;
+	a.k = c.k;
+	a.fp8 = c.fp8;
+	a.early = c.early;
+	a.shape = c.shape;
+	a.split = c.split;
+	std::vector<uint8_t> y = run_experts(a, out), again;
+	bool same = true;
+	if (c.fp8) {	/* the bits of matrices expanded before */
+		Buf<uint16_t> e1(m1.wide), e2(m2.wide);
+
+		a.w = e1.d;
+		a.w2 = c.glu ? e2.d : nullptr;
+		a.fp8 = false;
+		again = run_experts(a, out);
+		same = again == y;
+	}
+	std::vector<uint32_t> row = s.row.get(), slot = s.slot.get();
+	std::vector<double> err(slots), norm(slots);
+	parallel(slots, [&](size_t i) {
+		size_t at = slot[i], from = c.glu ? i / c.each : at;
+
+		for (uint32_t j = 0; j < c.n; j++) {
+			size_t wr = ((size_t)id[i] * c.n + j) * c.k;
+			double v = dot(&x[from * c.k], &m1.wide[wr], c.k), o;
+
+			if (c.glu)
+				v = v / (1 + exp(-v)) * dot(&x[from * c.k],
+				    &m2.wide[wr], c.k);
+			o = c.glu ? from_bf16(((uint16_t *)y.data())[at * c.n +
+			    j]) : ((float *)y.data())[at * c.n + j];
+			err[i] += (o - v) * (o - v);
+			norm[i] += v * v;
+		}
+	});
+	double e2 = 0, n2 = 0, worst = 0;
+	for (size_t i = 0; i < slots; i++) {
+		e2 += err[i];
+		n2 += norm[i];
+		worst = err[i] <= 1e30 ? fmax(worst, sqrt(err[i] / norm[i])) :
+		    INFINITY;
+	}
+	double tol = c.glu ? 4e-3 : 2e-5;
+	bool good = s.good(c.each, c.E);
+	char what[240];
+	snprintf(what, sizeof what, "experts %s %s rows=%u each=%u experts=%u "
+	    "n=%u k=%u shape=%u split=%u early=%d hot=%u: rel %.2e worst slot "
+	    "%.2e%s%s", c.fp8 ? "e4m3" : "bf16", c.glu ? "gate+up" : "down",
+	    c.rows, c.each, c.E, c.n, c.k, c.shape, c.split, c.early, c.hot,
+	    sqrt(e2 / n2), worst, good ? "" : " SLOTS WRONG",
+	    same ? "" : " NOT THE BITS OF BF16");
+	verdict(sqrt(e2 / n2) < tol && worst < 3 * tol && good && same, what);
+}
+
+/* --- sum ----------------------------------------------------------------- */
+
+static void
+combine_case(uint32_t rows, uint32_t each, uint32_t n, bool add, uint64_t salt)
+{
+	Rng g(seed * 49979687 + salt);
+	ExpertCase c = {};
+	c.rows = rows;
+	c.each = each;
+	c.E = 40;
+	std::vector<uint32_t> id = draw_experts(c, g), slot(id.size());
+	std::vector<float> x(id.size() * n), w(id.size()), y((size_t)rows * n);
+
+	for (uint32_t i = 0; i < slot.size(); i++)
+		slot[i] = i;
+	for (uint32_t i = (uint32_t)slot.size() - 1; i > 0; i--)
+		std::swap(slot[i], slot[g.below(i + 1)]);
+	for (auto *v : { &x, &w, &y })
+		for (auto &f : *v)
+			f = (float)g.normal();
+	Buf<uint32_t> di(id), ds(slot);
+	Buf<float> dx(x), dw(w), dy(y);
+	struct dcpg_combine a = { di.d, ds.d, dw.d, dx.d, rows, each, n, add,
+	    dy.d };
+	if (!add)
+		dy.poison();
+	CALL(dcpg_combine(&a, nullptr));
+	CHECK(cudaDeviceSynchronize());
+	std::vector<float> got = dy.get();
+	double worst = 0;
+	for (uint32_t r = 0; r < rows; r++)
+		for (uint32_t d = 0; d < n; d++) {
+			double v = add ? y[(size_t)r * n + d] : 0, e;
+
+			for (uint32_t k = 0; k < each; k++)
+				v += (double)w[r * each + k] *
+				    x[(size_t)slot[r * each + k] * n + d];
+			e = fabs(got[(size_t)r * n + d] - v);
+			worst = e <= 1e30 ? fmax(worst, e) : INFINITY;
+		}
+	char what[120];
+	snprintf(what, sizeof what, "combine rows=%u each=%u n=%u add=%d: off "
+	    "by %.1e", rows, each, n, add, worst);
+	verdict(worst < 1e-5 * each, what);
+}
+
+void
+experts_tests(void)
+{
+	uint64_t salt = 0;
+
+	route_case(3, 256, 8, 2, 1, 1, true, 32, ++salt);
+	route_case(9, 100, 24, 5, 4, 2, false, 3, ++salt);
+	combine_case(3, 3, 37, true, ++salt);
+	combine_case(5, 11, 128, false, ++salt);
+	for (uint32_t sh = 1; dcpg_expert_tile(1, 1, 1, sh) != 0; sh++)
+		for (int i = 0; i < 8; i++) {
+			ExpertCase c = { sh, 1u << i % 3, 5, 3, 6, 144, 384,
+			    i % 2 == 1, i / 2 % 2 == 1, i / 4 == 1, 3 };
+
+			if (brief && i % 3 == 0 && i != 3)
+				continue;
+			experts_case(c, ++salt);
+			if (brief)
+				continue;
+			/* more slots than a tile; ragged ends */
+			c.rows = 157;
+			c.n = c.fp8 ? 208 : 201;
+			c.k = c.fp8 ? 640 : 456;
+			experts_case(c, ++salt);
+			c.hot = 0;
+			c.E = 200;
+			c.rows = 40;
+			c.k = 128;
+			experts_case(c, ++salt);
+		}
+	if (brief)
+		return;
+	for (uint32_t rows : { 1u, 8u, 16u, 17u, 33u, 70u, 700u })
+		route_case(rows, 7168, 256, 8, 8, 4, true, rows > 32 ? 1 : 32,
+		    ++salt);
+	route_case(4, 6144, 256, 8, 1, 1, true, 32, ++salt);
+	route_case(2, 512, 1000, 32, 10, 3, true, 32, ++salt);
+	combine_case(40, 8, 7168, true, ++salt);
+	for (int i = 0; i < 4; i++) {
+		ExpertCase c = { 0, 0, 1, 8, 16, 256, 7168, i % 2 == 1,
+		    i / 2 == 1, false, 0 };
+
+		experts_case(c, ++salt);	/* chosen: V3.2's columns */
+		c.rows = 90;
+		c.E = 9;
+		c.n = 130 + 14 * (i % 2);
+		c.k = 512;
+		experts_case(c, ++salt);
+	}
+}
