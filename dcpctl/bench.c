@@ -133,6 +133,33 @@ grown(const json_t *before, const json_t *after, const char *name)
 	return (double)(json_integer_value(z) - json_integer_value(a));
 }
 
+/*
+ * What a pass of this run takes at least, and how many times that it took; the
+ * pass is the mean of all, with so many requests in it. Left out where the
+ * daemon cannot tell.
+ */
+static void
+set_floor(const struct bench *b, json_t *o, bool decode, double ns,
+    double passes, double requests)
+{
+	json_t *ask, *f = NULL;
+	double floor;
+
+	if (ns <= 0 || passes <= 0 || requests <= 0)
+		return;
+	ask = json_pack("{s:s, s:f, s:f}", "cmd", "floor", "streams",
+	    requests / passes, decode ? "context" : "rows", decode ?
+	    b->prompt + b->tokens / 2.0 : b->prompt);
+	if (ctl_admin(ask, true, &f) != CTL_OK)
+		return;
+	floor = json_number_value(json_object_get(f, "seconds"));
+	json_object_set_new(o, "floor_ms", json_real(floor * 1e3));
+	json_object_set_new(o, "times_floor",
+	    json_real(ns * 1e-9 / passes / floor));
+	json_object_set(o, "floor_bound", json_object_get(f, "bound"));
+	json_object_set_new(o, "floor", f);
+}
+
 static void
 set_ms(json_t *o, const char *key, double ns, double n)
 {
@@ -176,6 +203,13 @@ result(struct bench *b, const json_t *before, const json_t *after,
 	    grown(before, after, "decode_steps"));
 	set_ms(o, "prefill_pass_ms", grown(before, after, "prefill_ns"),
 	    grown(before, after, "prefill_passes"));
+	if (strcmp(what, "decode") == 0)
+		set_floor(b, o, true, grown(before, after, "decode_ns"),
+		    grown(before, after, "decode_steps"),
+		    grown(before, after, "decode_rows"));
+	else
+		set_floor(b, o, false, grown(before, after, "prefill_ns"),
+		    grown(before, after, "prefill_passes"), b->streams);
 	free(ttft);
 	return o;
 }

@@ -287,12 +287,15 @@ struct dcpk_move {		/* a page of the pools, a slot outside */
 	uint32_t page, slot;	/* below setup.pages, setup.host_pages */
 };
 
-/* Measured at start, for the choice of the prefill way. */
+/* Measured at start: for the choice of the prefill way, and for floors. */
 struct dcpk_speed {
 	double copy_bytes_s;	/* gather or all-to-all between ranks */
 	double attend_flops_s;	/* with all heads of a group on one rank */
 	double attend_own_flops_s;	/* with one rank's own heads only */
 	double call_s;		/* fixed price of one collective */
+	/* Of all ranks together, the best there is; 0: not measured. */
+	double read_bytes_s;	/* weights, each once */
+	double flops_s;		/* multiply-adds count two; CUDA: of bf16 */
 };
 
 enum dcpk_peek {

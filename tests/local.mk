@@ -16,7 +16,8 @@ PARITY_TESTS = tests/parity/test_tiny.py tests/parity/test_fixtures.py \
 	tests/parity/test_formats.py tests/parity/test_wire.py \
 	tests/parity/test_cases.py tests/parity/test_layouts.py
 MODEL_TESTS = tests/integration/test_model.py \
-	tests/integration/test_accuracy.py tests/integration/test_begin.py
+	tests/integration/test_accuracy.py tests/integration/test_begin.py \
+	tests/integration/test_floor.py
 
 # Clients that people have, from PyPI; see tests/lib/venv_for.py.
 CLIENT_TESTS = tests/clients/test_anthropic.py \

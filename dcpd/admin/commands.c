@@ -5,12 +5,14 @@
 #include "config.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "dcpd/admin/admin.h"
 #include "dcpd/admin/counters.h"
+#include "dcpd/model/floor.h"
 #include "dcpd/plugin/plugin.h"
 
 static int
@@ -282,6 +284,70 @@ cache(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 	return json_pack("{s:I}", "pages", (json_int_t)pages);
 }
 
+/* A number of a request, or `def` if it is left out; NAN: it is no such one. */
+static double
+number_of(const json_t *request, const char *key, double least, double def)
+{
+	const json_t *v = json_object_get(request, key);
+	double x = v == NULL ? def : json_is_number(v) ?
+	    json_number_value(v) : NAN;
+
+	return x >= least && x <= UINT32_MAX ? x : NAN;
+}
+
+/* "context" of a decode pass, or "rows" behind "prefix" of a prefill pass. */
+static int
+pass_of(const json_t *request, struct dcpd_pass *p, struct dcpd_err *err)
+{
+	bool decode = json_object_get(request, "context") != NULL;
+
+	p->requests = number_of(request, "streams", 1e-6, 1);
+	p->rows = decode ? 1 : number_of(request, "rows", 1, NAN);
+	p->prefix = decode ? number_of(request, "context", 1, NAN) - 1 :
+	    number_of(request, "prefix", 0, 0);
+	if (isnan(p->requests) || isnan(p->rows) || isnan(p->prefix) ||
+	    (decode && (json_object_get(request, "rows") != NULL ||
+	    json_object_get(request, "prefix") != NULL)))
+		return dcpd_fail(err, -EINVAL, "floor: want the mean number "
+		    "of \"streams\" in a pass, and tokens of each: "
+		    "\"context\", or \"rows\" and the \"prefix\" before "
+		    "them");
+	return 0;
+}
+
+static json_t *
+floor_json(const struct dcpd_floor *f)
+{
+	return json_pack("{s:{s:f,s:f,s:f,s:f}, s:{s:f,s:f,s:f}, s:f, s:f, "
+	    "s:f, s:s}", "bytes", "weights", f->weights, "rows", f->rows,
+	    "keys", f->keys, "of_one_rank", f->rank, "flops", "products",
+	    f->products, "scores", f->scores, "attend", f->attend,
+	    "read_bytes_s", f->read_bytes_s, "flops_s", f->flops_s,
+	    "seconds", f->seconds, "bound", f->by_flops ? "products" :
+	    "memory");
+}
+
+static json_t *
+floor_of(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
+{
+	struct dcpd_pass p;
+	struct dcpd_floor f;
+
+	if (pass_of(request, &p, err) != 0 || need_ready(run, err) != 0)
+		return NULL;
+	if (run->engine == NULL || run->engine->floor == NULL) {
+		dcpd_fail(err, -ENOTSUP, "floor: this engine has no model: "
+		    "nothing is read or multiplied");
+		return NULL;
+	}
+	run->engine->floor(run->engine->self, &p, &f);
+	if (f.seconds <= 0) {
+		dcpd_fail(err, -ENOTSUP, "floor: the device was not measured");
+		return NULL;
+	}
+	return floor_json(&f);
+}
+
 static json_t *
 config(struct dcpd_run *run, const json_t *request, struct dcpd_err *err)
 {
@@ -328,6 +394,8 @@ static const struct dcpd_admin_command commands[] = {
 	{ "check", "invariants of pages and device memory", true, check },
 	{ "cache", "the prefix cache: \"op\" stats, drop, pin or unpin", true,
 	    cache },
+	{ "floor", "what a pass takes at least: \"streams\" of \"context\", or "
+	    "\"rows\" behind \"prefix\"", false, floor_of },
 	{ "config", "the configuration: \"op\" show or changed", false,
 	    config },
 	{ "plugins", "front ends: version, state, their own numbers", false,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "dcpd/model/engine.h"
+#include "dcpd/model/floor.h"
 
 int
 dcpd_engine_open(struct dcpd_model_engine *e, const struct dcpk_backend *b,
@@ -85,6 +86,19 @@ break_even(void *self)
 	    e->setup.kv, &e->speed);
 }
 
+static void
+pass_floor(void *self, const struct dcpd_pass *p, struct dcpd_floor *out)
+{
+	const struct dcpd_model_engine *e = self;
+	struct dcpd_floor_of of = {
+		.cfg = e->cfg, .topo = &e->setup.topo,
+		.cpu = e->backend == &dcpk_cpu, .flags = e->setup.flags,
+		.kv = e->setup.kv, .idx = e->setup.idx,
+	};
+
+	dcpd_floor(&of, &e->speed, p, out);
+}
+
 /* An operation of the CPU is over when it returns; a GPU's is not. */
 static bool
 waits_for_operations(const struct dcpd_model_engine *e)
@@ -128,6 +142,7 @@ dcpd_engine_make(struct dcpd_model_engine *e, struct dcpd_engine *out)
 		.predict = predict,
 		.attend_ns = waits_for_operations(e) ? &e->attend_ns : NULL,
 		.break_even = break_even,
+		.floor = pass_floor,
 		.check = check,
 		.waits = waits,
 		.move = move,

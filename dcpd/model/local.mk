@@ -5,6 +5,7 @@ libdcpd_a_SOURCES += dcpd/model/model.h \
 	dcpd/model/place.c dcpd/model/place.h \
 	dcpd/model/quant.c dcpd/model/quant.h \
 	dcpd/model/finite.c dcpd/model/finite.h \
+	dcpd/model/floor.c dcpd/model/floor.h \
 	dcpd/model/safetensors.c dcpd/model/safetensors.h \
 	dcpd/model/source.c dcpd/model/source.h \
 	dcpd/model/tensors.c dcpd/model/tensors.h \
@@ -17,6 +18,11 @@ check_PROGRAMS += tests/unit/t_finite
 TESTS += tests/unit/t_finite
 tests_unit_t_finite_SOURCES = tests/unit/t_finite.c
 tests_unit_t_finite_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_floor
+TESTS += tests/unit/t_floor
+tests_unit_t_floor_SOURCES = tests/unit/t_floor.c tests/unit/model_util.h
+tests_unit_t_floor_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
 check_PROGRAMS += tests/unit/t_config
 TESTS += tests/unit/t_config

@@ -59,6 +59,11 @@ int dcpd_weights_bytes(const struct dcpd_model_config *,
     const struct dcpk_topo *, const char *device, uint32_t flags,
     struct dcpk_bytes *);
 
+/* Of one slice that a rank keeps; 0 for the MTP layer on CUDA. */
+uint64_t dcpd_slice_bytes(const struct dcpd_model_config *,
+    const struct dcpk_topo *, bool cpu, uint32_t flags, uint32_t layer,
+    enum dcpk_tensor, uint32_t expert, const struct dcpd_slice *);
+
 /*
  * Walk one step on the backend; see kernels.h. attend_ns, unless NULL: the time
  * that attend_merge took is added, as far as the host sees it.

@@ -144,6 +144,12 @@ dcpd_tensor_is_expert(enum dcpk_tensor t)
 }
 
 bool
+dcpd_tensor_by_head(enum dcpk_tensor t)
+{
+	return t == DCPK_T_Q_B || t == DCPK_T_KV_B || t == DCPK_T_O;
+}
+
+bool
 dcpd_tensor_is_linear(enum dcpk_tensor t)
 {
 	switch (t) {

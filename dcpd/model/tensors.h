@@ -20,6 +20,7 @@ void dcpd_tensor_shape(const struct dcpk_model *, enum dcpk_tensor,
     uint32_t *n, uint32_t *k);
 bool dcpd_tensor_is_vector(enum dcpk_tensor);
 bool dcpd_tensor_is_expert(enum dcpk_tensor);	/* E_GATE, E_UP, E_DOWN */
+bool dcpd_tensor_by_head(enum dcpk_tensor);	/* Q_B, KV_B, O */
 /* A matrix that quantised checkpoints quantise too. */
 bool dcpd_tensor_is_linear(enum dcpk_tensor);
 

@@ -24,40 +24,36 @@ struct count {
 
 /* The module's part; struct dcpd_slice is the whole slice that a rank keeps. */
 static uint64_t
-cuda_bytes(const struct count *c, uint32_t layer, enum dcpk_tensor t,
+cuda_bytes(const struct dcpd_model_config *cfg, const struct dcpk_topo *topo,
+    uint32_t flags, uint32_t layer, enum dcpk_tensor t,
     const struct dcpd_wform *f, const struct dcpd_slice *s)
 {
 	uint64_t n = s->n1 - s->n0, k = s->k1 - s->k0;
 
-	if (layer >= c->cfg->m.layers)
+	if (layer >= cfg->m.layers)
 		return 0;
 	if (dcpk_keeps_f32(t))
 		return n * k * 4;
-	if (dcpk_keeps_fp8(c->flags, c->topo->cp, t, f->fmt, f->block_n,
+	if (dcpk_keeps_fp8(flags, topo->cp, t, f->fmt, f->block_n,
 	    f->block_k, s->n0, s->n1, s->k0, s->k1))
 		return dcpk_fp8_bytes(n, k);
 	return n * k * 2;
 }
 
-static uint64_t
-kept_bytes(const struct count *c, uint32_t layer, enum dcpk_tensor t,
-    uint32_t expert, const struct dcpd_slice *s)
+uint64_t
+dcpd_slice_bytes(const struct dcpd_model_config *cfg,
+    const struct dcpk_topo *topo, bool cpu, uint32_t flags, uint32_t layer,
+    enum dcpk_tensor t, uint32_t expert, const struct dcpd_slice *s)
 {
-	struct dcpd_wform f = dcpd_quant_form(c->cfg, layer, t, expert);
+	struct dcpd_wform f = dcpd_quant_form(cfg, layer, t, expert);
 	uint64_t n = s->n1 - s->n0, k = s->k1 - s->k0;
 
-	if (!c->cpu)
-		return cuda_bytes(c, layer, t, &f, s);
+	if (!cpu)
+		return cuda_bytes(cfg, topo, flags, layer, t, &f, s);
 	if (dcpd_tensor_is_vector(t) || t == DCPK_T_ROUTER ||
 	    f.fmt != DCPK_W_BF16)
 		return n * k * 4;
 	return n * k * 2;
-}
-
-static bool
-by_head(enum dcpk_tensor t)
-{
-	return t == DCPK_T_Q_B || t == DCPK_T_KV_B || t == DCPK_T_O;
 }
 
 /* The line of the plan that the slice is charged to. */
@@ -69,7 +65,7 @@ line(const struct count *c, uint32_t layer, enum dcpk_tensor t, uint64_t ranks,
 
 	if (layer >= c->cfg->m.layers)
 		return &b->weights_mtp;
-	if (shared && by_head(t))
+	if (shared && dcpd_tensor_by_head(t))
 		return &b->weights_attn;
 	return shared ? &b->weights_rep : &b->weights;
 }
@@ -85,7 +81,8 @@ count_tensor(void *arg, uint32_t layer, enum dcpk_tensor t, uint32_t expert)
 	dcpd_tensor_shape(&c->cfg->m, t, &n, &k);
 	n_slices = dcpd_slices(&c->cfg->m, c->topo, t, n, k, s);
 	for (i = 0; i < n_slices; i++) {
-		uint64_t bytes = kept_bytes(c, layer, t, expert, &s[i]);
+		uint64_t bytes = dcpd_slice_bytes(c->cfg, c->topo, c->cpu,
+		    c->flags, layer, t, expert, &s[i]);
 
 		for (left = s[i].ranks; left != 0; left &= left - 1) {
 			r = (uint32_t)__builtin_ctzll(left);

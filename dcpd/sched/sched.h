@@ -13,6 +13,9 @@
 #include "kernels/kernels.h"
 
 /* What runs a plan: a model on a backend, or the null engine. */
+struct dcpd_pass;
+struct dcpd_floor;
+
 struct dcpd_engine {
 	const char *name;
 	void *self;
@@ -26,6 +29,9 @@ struct dcpd_engine {
 	/* Any thread: cached tokens a new one at which q and kv are predicted
 	   to take the same; 0: q always is faster, -1: no choice. Or NULL. */
 	double (*break_even)(void *self);
+	/* Any thread: what such a pass takes at least; or NULL. floor.h */
+	void (*floor)(void *self, const struct dcpd_pass *,
+	    struct dcpd_floor *);
 	int (*check)(void *self, struct dcpd_err *);	/* or NULL */
 	/* Any thread: who the step waits for, or "". NULL: cannot say. */
 	void (*waits)(void *self, char *buf, size_t cap);

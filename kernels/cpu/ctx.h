@@ -145,6 +145,15 @@ dcpc_pool_keys(struct dcpk_ctx *c, uint32_t rank, uint32_t layer,
 /* weights.c */
 int dcpc_weights_alloc(struct dcpk_ctx *);
 void dcpc_weights_free(struct dcpk_ctx *);
+struct dcpc_mats {
+	struct dcpc_w *w;
+	uint32_t n;
+};
+/* All matrices of a layer: first the arrays, then single ones. */
+#define DCPC_LAYER_ARRAYS 13u
+#define DCPC_LAYER_MATS 20u
+void dcpc_layer_mats(const struct dcpk_ctx *, struct dcpc_layer *,
+    struct dcpc_mats out[DCPC_LAYER_MATS]);
 int dcpc_load(struct dcpk_ctx *, const struct dcpk_weight *,
     struct dcpk_err *);
 int dcpc_ready(struct dcpk_ctx *, struct dcpk_err *);

@@ -1,7 +1,9 @@
 /*
- * The constants of the prefill choice, measured at start (about 60 ms): bytes
- * copied between ranks, attention's multiply-adds with many and few heads, and
- * the phase boundary that an exchange between ranks costs here.
+ * What is measured at start. The constants of the prefill choice (about 60 ms):
+ * bytes copied between ranks, attention's multiply-adds with many and few
+ * heads, and the phase boundary that an exchange between ranks costs here. Then
+ * what a floor rests on (about 30 ms): all workers read the weights, each once,
+ * and all do nothing but multiply-adds.
  *
  * Each is the best of many trials, every one as short as can be told: a trial
  * in which others had the processor, or its caches, is longer and does not
@@ -131,6 +133,144 @@ measure(struct trial *t, struct dcpk_speed *s)
 	s->call_s = call;
 }
 
+/* --- floors -------------------------------------------------------------- */
+
+#define PIECE_BYTES ((size_t)256 << 10)
+#define READ_MOST ((size_t)256 << 20)	/* beyond caches */
+enum { FMA_ROUNDS = 8192, SHARES = 8, FLOOR_TRIALS_MIN = 3 };
+static const double FLOOR_BUDGET_S = 0.03;
+
+typedef uint64_t words __attribute__((vector_size(16)));
+
+struct piece {
+	const char *data;
+	size_t bytes;			/* a multiple of 64 */
+};
+
+struct pieces {
+	const struct dcpc_prims *p;
+	struct piece *v;
+	size_t n, cap, bytes;
+	uint32_t shares;		/* tasks of one reading */
+};
+
+static int
+add_piece(struct pieces *s, const char *data, size_t bytes)
+{
+	struct piece *v = s->v;
+
+	if (s->n == s->cap) {
+		s->cap = s->cap * 2 + 64;
+		v = realloc(v, s->cap * sizeof *v);
+		if (v == NULL)
+			return -ENOMEM;
+		s->v = v;
+	}
+	v[s->n++] = (struct piece){ data, bytes };
+	s->bytes += bytes;
+	return 0;
+}
+
+static int
+add_mat(struct pieces *s, const struct dcpc_mat *m)
+{
+	size_t left = (size_t)m->n * m->k * (m->bf16 ? 2 : 4) / 64 * 64;
+	const char *data = m->data;
+	size_t bytes;
+	int rc = 0;
+
+	while (rc == 0 && data != NULL && left > 0 && s->bytes < READ_MOST) {
+		bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
+		rc = add_piece(s, data, bytes);
+		data += bytes;
+		left -= bytes;
+	}
+	return rc;
+}
+
+static int
+add_weights(struct pieces *s, struct dcpk_ctx *c)
+{
+	struct dcpc_mats mats[DCPC_LAYER_MATS];
+	uint32_t l, i, j;
+	int rc = 0;
+
+	for (l = 0; l < c->s.model.layers; l++) {
+		dcpc_layer_mats(c, &c->layer[l], mats);
+		for (i = 0; i < DCPC_LAYER_MATS; i++)
+			for (j = 0; rc == 0 && j < mats[i].n; j++)
+				rc = add_mat(s, &mats[i].w[j].m);
+	}
+	for (j = 0; rc == 0 && j < c->W; j++)
+		rc = add_mat(s, &c->lm_head[j].m);
+	return rc;
+}
+
+static void
+read_share(void *arg, uint32_t task, uint32_t thread)
+{
+	const struct pieces *s = arg;
+	size_t i = s->n * task / s->shares, end = s->n * (task + 1) / s->shares;
+	words a = { 0 }, b = a, c = a, d = a;
+	volatile uint64_t sink;
+
+	for (; i < end; i++) {
+		const char *p = __builtin_assume_aligned(s->v[i].data, 64);
+		const char *to = p + s->v[i].bytes;
+
+		for (; p < to; p += 64) {
+			const words *w = (const void *)p;
+
+			a += w[0];
+			b += w[1];
+			c += w[2];
+			d += w[3];
+		}
+	}
+	a += b + c + d;
+	sink = a[0] + a[1];		/* needed, so all of it is read */
+	(void)sink;
+}
+
+static void
+fma_share(void *arg, uint32_t task, uint32_t thread)
+{
+	const struct pieces *s = arg;
+	volatile float sink = s->p->fma((float)task, FMA_ROUNDS);
+
+	(void)sink;
+}
+
+static double
+run_seconds(struct dcpk_ctx *c, struct pieces *s, dcpc_task_fn *fn)
+{
+	double t0 = now();
+
+	dcpc_workers_run(c->workers, s->shares, fn, s);
+	return now() - t0;
+}
+
+static int
+measure_floors(struct dcpk_ctx *c, struct dcpk_speed *v)
+{
+	struct pieces s = { .p = c->p, .shares = SHARES * c->threads };
+	double until = used() + FLOOR_BUDGET_S, end = now() + BUDGET_MOST_S;
+	double read = INFINITY, fma = INFINITY;
+	int rc = add_weights(&s, c);
+
+	for (uint32_t n = 0; rc == 0 && (n < FLOOR_TRIALS_MIN ||
+	    (used() < until && now() < end)); n++) {
+		read = least(read, run_seconds(c, &s, read_share));
+		fma = least(fma, run_seconds(c, &s, fma_share));
+	}
+	free(s.v);
+	if (rc != 0)
+		return rc;
+	v->read_bytes_s = (double)s.bytes / read;
+	v->flops_s = 2.0 * FMA_ROUNDS * c->p->fma_round * s.shares / fma;
+	return 0;
+}
+
 int
 dcpc_measure(struct dcpk_ctx *c, struct dcpk_speed *s)
 {
@@ -154,7 +294,7 @@ dcpc_measure(struct dcpk_ctx *c, struct dcpk_speed *s)
 	memset(t.from, 1, COPY_BYTES);
 	memset(t.to, 1, COPY_BYTES);
 	measure(&t, s);
-	rc = 0;
+	rc = measure_floors(c, s);
 out:
 	free(t.to);
 	free(t.from);

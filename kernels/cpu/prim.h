@@ -78,6 +78,12 @@ struct dcpc_prims {
 	void (*silu_mul)(float *y, const float *gate, const float *up,
 	    size_t n);			/* y = silu(gate) * up; y may be gate */
 	void (*axpy)(float *y, float a, const float *x, size_t n);
+	/*
+	 * Nothing but multiply-adds on registers, `rounds` of fma_round of
+	 * them that do not wait for each other: the best that can be had.
+	 */
+	float (*fma)(float x, uint32_t rounds);
+	uint32_t fma_round;
 	/* KV row in its pool format; dequantised again by unpack_row. */
 	void (*pack_row)(void *dst, enum dcpk_kv fmt, const float *ckv,
 	    const float *kpe, uint32_t c, uint32_t r);

@@ -638,6 +638,28 @@ axpy(float *y, float a, const float *x, size_t n)
 	}
 }
 
+#define FMA_ACCS 12	/* latency 4, two a cycle; and registers for them */
+
+static float
+fma_only(float x, uint32_t rounds)
+{
+	const vf half = v_set1(0.5f), step = v_set1(x);
+	vf acc[FMA_ACCS], sum = v_zero();
+	float out[VN];
+	uint32_t i, j;
+
+	for (j = 0; j < FMA_ACCS; j++)
+		acc[j] = v_set1(x * (float)j);
+	for (i = 0; i < rounds; i++)
+		_Pragma("GCC unroll 12")
+		for (j = 0; j < FMA_ACCS; j++)
+			acc[j] = v_fma(acc[j], half, step);
+	for (j = 0; j < FMA_ACCS; j++)
+		sum = v_add(sum, acc[j]);
+	v_store(out, sum);
+	return out[0];
+}
+
 const struct dcpc_prims PRIMS = {
 	.isa = PRIMS_NAME,
 	.gemm = gemm,
@@ -647,6 +669,8 @@ const struct dcpc_prims PRIMS = {
 	.rmsnorm = rmsnorm,
 	.silu_mul = silu_mul,
 	.axpy = axpy,
+	.fma = fma_only,
+	.fma_round = FMA_ACCS * VN,
 	.pack_row = dcpc_pack_row,
 	.unpack_row = unpack_row,
 };

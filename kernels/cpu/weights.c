@@ -55,43 +55,51 @@ drop(struct dcpc_w *w, uint32_t n)
 }
 
 void
+dcpc_layer_mats(const struct dcpk_ctx *c, struct dcpc_layer *l,
+    struct dcpc_mats out[DCPC_LAYER_MATS])
+{
+	const struct dcpk_model *m = &c->s.model;
+	uint32_t W = c->W, A = c->s.topo.attn_tp, EW = m->experts * W;
+	const struct dcpc_mats all[DCPC_LAYER_MATS] = {
+		{ l->q_b, A }, { l->o, A }, { l->uk, m->heads },
+		{ l->uv, m->heads }, { l->gate, W }, { l->up, W },
+		{ l->down, W }, { l->s_gate, W }, { l->s_up, W },
+		{ l->s_down, W }, { l->e_gate, EW }, { l->e_up, EW },
+		{ l->e_down, EW },
+		{ &l->q_a, 1 }, { &l->kv_a, 1 }, { &l->idx_q_b, 1 },
+		{ &l->idx_k, 1 }, { &l->idx_w, 1 }, { &l->router, 1 },
+		{ &l->eh_proj, 1 },
+	};
+
+	memcpy(out, all, sizeof all);
+}
+
+void
 dcpc_weights_free(struct dcpk_ctx *c)
 {
 	const struct dcpk_model *m = &c->s.model;
-	uint32_t W = c->W, A = c->s.topo.attn_tp, EW = m->experts * W, i;
+	struct dcpc_mats mats[DCPC_LAYER_MATS];
 	struct dcpc_layer *l;
+	uint32_t i;
 
 	for (i = 0; c->layer != NULL && i < m->layers + m->mtp_layers; i++) {
 		l = &c->layer[i];
-		struct { struct dcpc_w *w; uint32_t n; } all[] = {
-			{ l->q_b, A }, { l->o, A }, { l->uk, m->heads },
-			{ l->uv, m->heads }, { l->gate, W }, { l->up, W },
-			{ l->down, W }, { l->s_gate, W }, { l->s_up, W },
-			{ l->s_down, W }, { l->e_gate, EW }, { l->e_up, EW },
-			{ l->e_down, EW },
-		};
 		float *vec[] = { l->in_norm, l->post_norm, l->q_a_norm,
 			l->kv_a_norm, l->k_norm_w, l->k_norm_b,
 			l->router_bias, l->e_norm, l->h_norm, l->sh_norm };
 		size_t j;
 
-		for (j = 0; j < sizeof all / sizeof *all; j++) {
-			drop(all[j].w, all[j].n);
-			free(all[j].w);
-		}
+		dcpc_layer_mats(c, l, mats);
+		for (j = 0; j < DCPC_LAYER_MATS; j++)
+			drop(mats[j].w, mats[j].n);
+		for (j = 0; j < DCPC_LAYER_ARRAYS; j++)
+			free(mats[j].w);
 		for (j = 0; j < sizeof vec / sizeof *vec; j++)
 			free(vec[j]);
-		drop(&l->q_a, 1);
-		drop(&l->kv_a, 1);
-		drop(&l->idx_q_b, 1);
-		drop(&l->idx_k, 1);
-		drop(&l->idx_w, 1);
-		drop(&l->router, 1);
-		drop(&l->eh_proj, 1);
 	}
 	free(c->layer);
 	drop(&c->embed, 1);
-	drop(c->lm_head, W);
+	drop(c->lm_head, c->W);
 	free(c->lm_head);
 	free(c->final_norm);
 }

@@ -10,12 +10,10 @@
  *         [--threads N] [--step-ms MS]
  *
  * With --step-ms (a measured step) it also prints how many times the floor
- * that is. Weights count as the CPU keeps them: bf16 matrices as bf16, norms
- * and the router as f32. Of the experts a step of N streams reads
- * E * (1 - (1 - K/E)^N), as if every stream chose at random.
+ * that is. The bytes are those of dcpd/model/floor.c for one rank on the CPU;
+ * `dcpctl bench` has them for a daemon's layout, by the clock.
  */
 #include <getopt.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +23,7 @@
 
 #include "dcpd/base/base.h"
 #include "dcpd/kv/memplan.h"
-#include "dcpd/model/model.h"
+#include "dcpd/model/floor.h"
 
 #define BUF ((size_t)1 << 30)		/* per thread: beyond large caches */
 
@@ -110,49 +108,6 @@ bandwidth(unsigned threads, size_t bytes)
 	return (double)threads * rounds * (double)bytes / slowest;
 }
 
-/* Bytes of weights that a step of n streams reads. */
-static double
-weight_bytes(const struct dcpk_model *m, double n)
-{
-	double H = m->hidden, heads = m->heads, total = 0;
-	double expert = 3.0 * m->moe_inter * H * 2;
-	double hit = m->experts == 0 ? 0 : m->experts * (1 -
-	    pow(1 - (double)m->experts_tok / m->experts, n));
-
-	for (uint32_t l = 0; l < m->layers; l++) {
-		total += 2 * H * m->q_lora + 2.0 * m->q_lora * heads *
-		    (m->nope + m->rope);
-		total += 2 * H * (m->kv_lora + m->rope);
-		total += 2.0 * m->kv_lora * heads * (m->nope + m->vdim);
-		total += 2 * heads * m->vdim * H;
-		if (m->full[l])
-			total += 2.0 * m->q_lora * m->idx_heads * m->idx_dim +
-			    2 * H * (m->idx_dim + m->idx_heads);
-		if (m->sparse[l])
-			total += hit * expert + m->shared_experts * expert +
-			    4.0 * H * m->experts;
-		else
-			total += 3.0 * 2 * H * m->inter;
-		total += 4 * (2 * H + m->q_lora + m->kv_lora);
-	}
-	return total + 2 * H * m->vocab + n * 2 * H;
-}
-
-/* Bytes of rows and index keys that one stream's token reads. */
-static double
-context_bytes(const struct dcpk_model *m, enum dcpk_kv kv, double L)
-{
-	enum dcpk_kv idx = dcpd_index_format(kv, m);
-	double rows = fmin(L, m->topk), total = 0;
-
-	for (uint32_t l = 0; l < m->layers; l++) {
-		total += rows * dcpk_row_bytes(kv, m->kv_lora, m->rope);
-		if (m->full[l] && L > m->topk)
-			total += L * dcpk_index_bytes(idx, m->idx_dim);
-	}
-	return total;
-}
-
 static enum dcpk_kv
 kv_of(const char *s)
 {
@@ -164,6 +119,22 @@ kv_of(const char *s)
 		return DCPK_KV_FP8;
 	fprintf(stderr, "floor: --kv %s: f32, bf16 or fp8\n", s);
 	exit(2);
+}
+
+static void
+step_bytes(const struct dcpd_model_config *cfg, enum dcpk_kv kv, double n,
+    double L, double *weights, double *context)
+{
+	const struct dcpk_topo one = { 1, 1, 1, 1, 0 };
+	struct dcpd_floor_of of = { cfg, &one, true, 0, kv,
+		dcpd_index_format(kv, &cfg->m) };
+	struct dcpd_pass pass = { n, 1, L - 1 };
+	struct dcpk_speed none = { 0 };
+	struct dcpd_floor f;
+
+	dcpd_floor(&of, &none, &pass, &f);
+	*weights = f.weights;
+	*context = f.rows + f.keys;
 }
 
 int
@@ -206,8 +177,7 @@ main(int argc, char **argv)
 		fprintf(stderr, "floor: %s\n", err.text);
 		return 1;
 	}
-	w = weight_bytes(&cfg.m, n);
-	c = n * context_bytes(&cfg.m, kv, L);
+	step_bytes(&cfg, kv, n, L, &w, &c);
 	bw[0] = bandwidth((unsigned)threads, BUF);
 	bw[1] = bandwidth((unsigned)threads, (size_t)((w + c) /
 	    (double)threads) & ~(size_t)63);

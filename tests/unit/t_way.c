@@ -15,7 +15,9 @@ static const struct dcpk_model v32 = {
 };
 static const struct dcpk_topo dcp8 = { 8, 8, 1, 8, 0 };
 /* Bytes are all that costs. */
-static const struct dcpk_speed bytes_only = { 1e9, INFINITY, INFINITY, 0 };
+static const struct dcpk_speed bytes_only = {
+	1e9, INFINITY, INFINITY, 0, 0, 0
+};
 
 /* One request: T new tokens after a prefix of P. */
 static void
@@ -80,7 +82,7 @@ END_TEST
 /* T = 1000, P = 10000, GLM fp8, D = 8, 1 GB/s: by hand. */
 START_TEST(bytes_and_calls_by_hand)
 {
-	struct dcpk_speed v = { 1e9, INFINITY, INFINITY, 1e-3 };
+	struct dcpk_speed v = { 1e9, INFINITY, INFINITY, 1e-3, 0, 0 };
 	double s[3], q = 1000.0 * 64 * (576 + 512) * 2 * 7 / 8 / 1e9;
 	double kv = 10000.0 * 656 * 7 / 8 / 1e9;
 
@@ -95,7 +97,7 @@ END_TEST
 /* Rows see all of their first 2048 positions, then 2048. */
 START_TEST(multiply_adds_by_hand)
 {
-	struct dcpk_speed v = { INFINITY, 1e12, 5e11, 0 };
+	struct dcpk_speed v = { INFINITY, 1e12, 5e11, 0, 0, 0 };
 	double s[3], keys = 0, flops;
 	int i;
 
@@ -112,8 +114,8 @@ END_TEST
 /* A tile that is mostly empty with own heads moves the choice off kv. */
 START_TEST(an_empty_tile_decides)
 {
-	struct dcpk_speed even = { 2e11, 4e14, 4e14, 5e-6 };
-	struct dcpk_speed waste = { 2e11, 4e14, 5e13, 5e-6 };
+	struct dcpk_speed even = { 2e11, 4e14, 4e14, 5e-6, 0, 0 };
+	struct dcpk_speed waste = { 2e11, 4e14, 5e13, 5e-6, 0, 0 };
 	double s[3];
 
 	predict(&glm, &dcp8, DCPK_KV_FP8, &even, 4096, 30000, s);
@@ -127,7 +129,7 @@ END_TEST
 
 START_TEST(more_work_is_never_cheaper)
 {
-	struct dcpk_speed v = { 2e11, 4e14, 5e13, 5e-6 };
+	struct dcpk_speed v = { 2e11, 4e14, 5e13, 5e-6, 0, 0 };
 	static const uint32_t T[] = { 1, 64, 512, 4096 };
 	static const uint32_t P[] = { 0, 64, 4096, 131072 };
 	double s[3], more[3];
@@ -174,8 +176,8 @@ END_TEST
 /* 64 * 2176 / 656 = 212.29 by bytes; with speeds where predict() says so. */
 START_TEST(break_even_is_where_the_two_meet)
 {
-	struct dcpk_speed waste = { 2e11, 4e14, 2e14, 0 };
-	struct dcpk_speed half = { 2e11, 4e14, 2e13, 0 };
+	struct dcpk_speed waste = { 2e11, 4e14, 2e14, 0, 0, 0 };
+	struct dcpk_speed half = { 2e11, 4e14, 2e13, 0, 0, 0 };
 	struct dcpk_topo one = { 8, 8, 1, 1, 0 }, cp = { 8, 1, 8, 8, 0 };
 	double s[3], x = dcpd_way_break_even(&glm, &dcp8, DCPK_KV_FP8,
 	    &bytes_only);
