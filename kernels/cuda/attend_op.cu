@@ -7,17 +7,16 @@
 #include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/rowops.cuh"
 
+/* Everything of a query row stands at its slot (dcpg_attend_deal). */
 struct att_args {
 	const bf16 *q;		/* [..][heads][c+r] */
 	const uint8_t *rows;
-	const uint32_t *list, *count, *own;
+	const uint32_t *list, *count;
 	float *o, *lse;		/* [..][heads][c], [..][heads]; or */
 	bf16 *o16;		/* [..][heads][c] */
 	dcpk_kv kv;
 	uint32_t heads, c, r, k, row_bytes;
-	/* block column b -> row i (lists) and j (q, o): own, or row0 + b*step */
-	uint32_t row0, step, n;
-	bool q_is_i;		/* q and o are by row, not by own index */
+	uint32_t slot0;		/* of the first */
 	float scale;
 };
 
@@ -31,24 +30,13 @@ attend_any(att_args a)
 {
 	extern __shared__ float sm[];
 	float *p = sm, *sq = sm + a.k;
-	uint32_t b = blockIdx.x, h = blockIdx.y, i, j, n;
+	uint32_t i = a.slot0 + blockIdx.x, h = blockIdx.y, n = a.count[i];
 	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
 	float m = -INFINITY, s = 0;
 
-	if (a.own) {
-		i = a.own[b];
-		j = a.q_is_i ? i : b;
-		if (i < a.row0 || i >= a.row0 + a.n)
-			return;
-	} else {
-		i = j = a.row0 + b * a.step;
-		if (i >= a.row0 + a.n)
-			return;
-	}
-	n = a.count[i];
 	const uint32_t *list = a.list + (size_t)i * a.k;
-	const bf16 *q = a.q + ((size_t)j * a.heads + h) * (a.c + a.r);
-	size_t at = ((size_t)j * a.heads + h) * a.c;
+	const bf16 *q = a.q + ((size_t)i * a.heads + h) * (a.c + a.r);
+	size_t at = ((size_t)i * a.heads + h) * a.c;
 
 	for (uint32_t d = threadIdx.x; d < a.c + a.r; d += blockDim.x)
 		sq[d] = __bfloat162float(q[d]);
@@ -86,21 +74,26 @@ attend_any(att_args a)
 			a.o[at + d] = v;
 	}
 	if (a.lse && threadIdx.x == 0)
-		a.lse[(size_t)j * a.heads + h] =
+		a.lse[(size_t)i * a.heads + h] =
 		    n > 0 ? m + logf(s) : -INFINITY;
 }
 
-/* qg[i][e*Hr + h] = q of the group's e-th rank; one block a row. */
+/* qg[slot][e*Hr + h] = q of the group's e-th rank; one block a row. */
 __global__ void
-gather_q(dcpg_peers<bf16> q, uint32_t first, uint32_t D, uint32_t Hr,
-    uint32_t ld, bf16 *qg)
+gather_q(dcpg_peers<bf16> q, const dcpk_row *row, const dcpk_req *req,
+    dcpg_deal deal, uint32_t first, uint32_t D, uint32_t Hr, uint32_t ld,
+    bf16 *qg)
 {
 	uint32_t i = blockIdx.x, n = Hr * ld / 8;
+	uint32_t row0 = req[row[i].req].row0;
+	size_t slot = slot_of(deal, i, row0);
 
+	if (dealt_to(deal, i, row0) != deal.self)
+		return;
 	for (uint32_t e = 0; e < D; e++) {
 		const uint4 *s = (const uint4 *)(q.p[first + e] +
 		    (size_t)i * Hr * ld);
-		uint4 *d = (uint4 *)(qg + ((size_t)i * D + e) * Hr * ld);
+		uint4 *d = (uint4 *)(qg + (slot * D + e) * Hr * ld);
 
 		for (uint32_t x = threadIdx.x; x < n; x += blockDim.x)
 			d[x] = s[x];
@@ -177,32 +170,33 @@ merge_parts(const __grid_constant__ merge_args a)
 	dcpg::meet_out(a.peer, gridDim.x * gridDim.y);
 }
 
-/* a2a: own heads of row i from the rank that attended it, i % D. */
+/* a2a: own heads of row i from the rank that attended it. */
 __global__ void
 take_heads(dcpg_peers<float> po, const dcpk_row *row, const dcpk_req *req,
-    uint32_t first, uint32_t D, uint32_t dr, uint32_t Hr, uint32_t c, bf16 *o)
+    dcpg_deal deal, uint32_t first, uint32_t D, uint32_t dr, uint32_t Hr,
+    uint32_t c, bf16 *o)
 {
-	uint32_t i = blockIdx.x, h = blockIdx.y;
-	uint32_t from = (i - req[row[i].req].row0) % D;
-	const float *s = po.p[first + from] +
-	    ((size_t)i * D * Hr + dr * Hr + h) * c;
+	uint32_t i = blockIdx.x, h = blockIdx.y, row0 = req[row[i].req].row0;
+	size_t slot = slot_of(deal, i, row0);
+	const float *s = po.p[first + dealt_to(deal, i, row0)] +
+	    (slot * D * Hr + dr * Hr + h) * c;
 
 	for (uint32_t d = threadIdx.x; d < c; d += blockDim.x)
 		o[((size_t)i * Hr + h) * c + d] = __float2bfloat16(s[d]);
 }
 
-/* Neighbouring rows with heads that attend.cu has: the fast kernel. */
+/* Heads that attend.cu has: the fast kernel. */
 static int
 attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 {
 	const dcpk_model *m = &c->s.model;
-	size_t at = (size_t)a->row0 * a->heads;
+	size_t at = (size_t)a->slot0 * a->heads;
 	struct dcpg_attend f = {};
 
 	f.q = a->q + at * (DCPG_LATENT + DCPG_ROPE);
 	f.pool = a->rows;
-	f.list = r->list + (size_t)a->row0 * m->topk;
-	f.count = r->count + a->row0;
+	f.list = r->list + (size_t)a->slot0 * m->topk;
+	f.count = r->count + a->slot0;
 	f.out_f32 = a->o16 == NULL;
 	if (f.out_f32)
 		f.out = a->o + at * DCPG_LATENT;
@@ -219,16 +213,15 @@ attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 }
 
 static int
-attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t blocks)
+attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t rows)
 {
 	const dcpk_model *m = &c->s.model;
 
-	if (blocks == 0)
+	if (rows == 0)
 		return 0;
-	if (c->fast_attend && a->own == NULL && a->step == 1 &&
-	    a->heads >= 8 && a->heads <= 128 &&
+	if (c->fast_attend && a->heads >= 8 && a->heads <= 128 &&
 	    (a->heads & (a->heads - 1)) == 0)
-		return attend_fast(c, r, a, blocks);
+		return attend_fast(c, r, a, rows);
 	a->kv = c->s.kv;
 	a->c = m->kv_lora;
 	a->r = m->rope;
@@ -237,9 +230,21 @@ attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t blocks)
 	a->scale = m->attn_scale;
 	a->list = r->list;
 	a->count = r->count;
-	attend_any<<<dim3(blocks, a->heads), 128,
+	attend_any<<<dim3(rows, a->heads), 128,
 	    (a->k + a->c + a->r) * sizeof(float), r->st>>>(*a);
 	return DCPG_LAUNCHED("attend_any");
+}
+
+/* The group's q of the rows that this rank attends for. */
+static int
+bring_q(dcpk_ctx *c, dcpg_rank *r)
+{
+	gather_q<<<c->rows, 256, 0, r->st>>>(DCPG_PEERS(c, bf16, q),
+	    DCPG_PLAN(c, r, dcpk_row, rows_off),
+	    DCPG_PLAN(c, r, dcpk_req, reqs_off), dcpg_attend_deal(c, r),
+	    r->group * c->D, c->D, c->Hr,
+	    c->s.model.kv_lora + c->s.model.rope, r->qg);
+	return DCPG_LAUNCHED("gather_q");
 }
 
 static uint64_t
@@ -338,8 +343,6 @@ merge(dcpk_ctx *c, dcpg_rank *r)
 static int
 from_pools(dcpk_ctx *c, uint32_t layer)
 {
-	const dcpk_model *m = &c->s.model;
-	uint32_t ld = m->kv_lora + m->rope;
 	bool pushed = dcpg_pushes_q(c);
 	int rc = 0;
 
@@ -351,16 +354,12 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 
 		cudaSetDevice(r->dev);
 		a.rows = dcpg_pool_rows(c, r, layer);
-		a.step = 1;
-		a.n = c->rows;
 		a.q = r->q;
 		a.heads = c->Hr;
 		a.o16 = r->o;
 		if (c->D > 1) {
 			if (!pushed)
-				gather_q<<<c->rows, 256, 0, r->st>>>(
-				    DCPG_PEERS(c, bf16, q), r->group * c->D,
-				    c->D, c->Hr, ld, r->qg);
+				rc |= bring_q(c, r);
 			a.q = r->qg;
 			a.heads = c->Hg;
 			a.o16 = (bf16 *)r->po;
@@ -388,19 +387,18 @@ own_heads(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	int rc = 0;
 
 	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
-		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+		dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), q);
 		att_args a = {};
 
+		if (s.n == 0)
+			continue;
 		rc |= dcpg_gather(c, r, layer, q, false);
 		a.rows = r->gather;
-		a.own = r->own;
-		a.row0 = rq->row0;
-		a.step = 1;
-		a.n = rq->rows;
+		a.slot0 = s.slot0;
 		a.q = r->q;
 		a.heads = c->Hp;
 		a.o16 = r->o;
-		rc |= attend(c, r, &a, r->own ? r->m : rq->rows);
+		rc |= attend(c, r, &a, s.n);
 	}
 	return rc;
 }
@@ -409,27 +407,22 @@ own_heads(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 static int
 own_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
-	uint32_t ld = c->s.model.kv_lora + c->s.model.rope;
-	int rc = 0;
+	int rc = bring_q(c, r);
 
-	gather_q<<<c->rows, 256, 0, r->st>>>(DCPG_PEERS(c, bf16, q),
-	    r->group * c->D, c->D, c->Hr, ld, r->qg);
 	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
-		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+		dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), q);
 		att_args a = {};
 
-		if (rq->rows <= r->dr)
+		if (s.n == 0)
 			continue;
 		rc |= dcpg_gather(c, r, layer, q, false);
 		a.rows = r->gather;
-		a.row0 = rq->row0 + r->dr;
-		a.step = c->D;
-		a.n = rq->rows - r->dr;
+		a.slot0 = s.slot0;
 		a.q = r->qg;
 		a.heads = c->Hg;
 		a.o = r->po;
 		a.lse = r->plse;
-		rc |= attend(c, r, &a, (a.n + c->D - 1) / c->D);
+		rc |= attend(c, r, &a, s.n);
 	}
 	return rc;
 }
@@ -458,8 +451,9 @@ from_gathered(dcpk_ctx *c, uint32_t layer)
 		take_heads<<<dim3(c->rows, c->Hr), 128, 0, r->st>>>(
 		    DCPG_PEERS(c, float, po),
 		    DCPG_PLAN(c, r, dcpk_row, rows_off),
-		    DCPG_PLAN(c, r, dcpk_req, reqs_off), r->group * c->D,
-		    c->D, r->dr, c->Hr, m->kv_lora, r->o);
+		    DCPG_PLAN(c, r, dcpk_req, reqs_off),
+		    dcpg_attend_deal(c, r), r->group * c->D, c->D, r->dr,
+		    c->Hr, m->kv_lora, r->o);
 		rc |= DCPG_LAUNCHED("take_heads");
 	}
 	return rc;
@@ -477,8 +471,6 @@ from_own_pool(dcpk_ctx *c, uint32_t layer)
 
 		cudaSetDevice(r->dev);
 		a.rows = dcpg_pool_rows(c, r, layer);
-		a.own = r->own;
-		a.n = c->rows;
 		a.q = r->q;
 		a.heads = c->Hp;
 		a.o16 = r->o;

@@ -5,6 +5,7 @@
  */
 #include <algorithm>
 
+#include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/rowops.cuh"
 
 /* RoPE of x[r] in shared memory, by one warp; r <= 256. */
@@ -59,9 +60,9 @@ hadamard_warp(float *x, uint32_t n)
 	__syncwarp();
 }
 
-/* x[n] as e4m3 codes in y, by one warp; its scale. */
+/* x[n] as e4m3 codes, by one warp: x[d] at y[d ^ swizzle]; its scale. */
 __device__ static float
-quantise_warp(const float *x, uint32_t n, uint8_t *y)
+quantise_warp(const float *x, uint32_t n, uint8_t *y, uint32_t swizzle)
 {
 	uint32_t lane = threadIdx.x % 32;
 	float v = 0;
@@ -70,7 +71,7 @@ quantise_warp(const float *x, uint32_t n, uint8_t *y)
 		v = fmaxf(v, fabsf(x[d]));
 	v = warp_max(v) / 448.0f;
 	for (uint32_t d = lane; d < n; d += 32)
-		y[d] = to_e4m3(v > 0 ? x[d] / v : 0);
+		y[d ^ swizzle] = to_e4m3(v > 0 ? x[d] / v : 0);
 	return v;
 }
 
@@ -190,7 +191,7 @@ index_key(const latent_args &a, uint32_t i, const float *k, size_t at, float *x)
 	}
 	if (a.hadamard)
 		hadamard_warp(x, a.dim);
-	var = quantise_warp(x, a.dim, key);
+	var = quantise_warp(x, a.dim, key, 0);
 	if (lane == 0)
 		a.scales[at] = var;
 }
@@ -278,6 +279,7 @@ struct query_args {
 	uint8_t *iq8;		/* the e4m3 codes instead of iq, or NULL */
 	uint32_t hi, dim;
 	bool interleave, hadamard, fp8;
+	bool tiled;		/* codes stand where prefill wants them */
 };
 
 /* RoPE tail of each head: a thread a pair. */
@@ -320,7 +322,10 @@ index_of_head(const query_args &a, uint32_t j, uint32_t i, uint32_t h, float *x)
 	if (a.fp8 && a.hadamard)
 		hadamard_warp(x, a.dim);
 	if (a.fp8 && a.iq8) {
-		f *= quantise_warp(x, a.dim, a.iq8 + at * a.dim);
+		uint32_t y = a.tiled ? dcpg_q8_place(a.hi, h, 0) : h * 128;
+
+		f *= quantise_warp(x, a.dim, a.iq8 + (size_t)j * a.hi * 128 +
+		    y / 128 * 128, y % 128);
 	} else {
 		for (uint32_t d = lane; a.fp8 && d < a.dim; d += 32)
 			v = fmaxf(v, fabsf(x[d]));
@@ -536,7 +541,8 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.wx = r->first + f.w;
 	a.ld = f.ld;
 	a.iw = r->iw;
-	a.iq8 = c->fast_index ? r->iq8 : NULL;
+	a.iq8 = c->fast_index || c->fast_rows ? r->iq8 : NULL;
+	a.tiled = c->fast_rows;
 	a.hi = m->idx_heads;
 	a.dim = m->idx_dim;
 	a.interleave = m->idx_interleave;

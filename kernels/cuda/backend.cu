@@ -209,25 +209,41 @@ shard(const dcpk_ctx *c)
 	return (dcpk_shard_len(c->s.max_ctx, 0, c->D) + 31) / 32 * 32;
 }
 
-/* Floats of the score buffer: decode rows x shard, prefill rows x context. */
+/* Rows that a rank selects for in one prefill pass, at most. */
+static size_t
+prefill_share(const dcpk_ctx *c)
+{
+	size_t M = c->s.max_prefill;
+
+	return c->s.topo.cp > 1 ? M : (M + c->W - 1) / c->W + 1;
+}
+
+/* Floats of the score buffer: decode rows x shard, prefill rows x context, the
+ * latter in slices. */
 static size_t
 score_floats(const dcpk_ctx *c)
 {
-	size_t M = c->s.max_prefill, ctx = (c->s.max_ctx + 63) / 64 * 64;
-	size_t share = c->s.topo.cp > 1 ? M : (M + c->W - 1) / c->W + 1;
+	size_t ctx = (c->s.max_ctx + 63) / 64 * 64;
 
-	return std::max(c->s.max_rows * shard(c), share * ctx);
+	return std::max(c->s.max_rows * shard(c), std::max(ctx,
+	    std::min(DCPG_SCORES, prefill_share(c) * ctx)));
 }
 
-/* index.cu and select.cu have this shape. */
+/* index.cu, index_rows.cu and select.cu have this shape. */
 static bool
-can_fast_index(const dcpk_setup *s)
+can_fast_rows(const dcpk_setup *s)
 {
 	uint32_t h = s->model.idx_heads;
 
 	return s->idx == DCPK_KV_FP8 && s->model.idx_dim == 128 &&
-	    (h == 8 || h == 16 || h == 32 || h == 64) &&
-	    (s->flags & DCPK_KEEP_SELECT) == 0;
+	    (h == 8 || h == 16 || h == 32 || h == 64);
+}
+
+/* In decode lists come as pool rows, of which positions cannot be kept. */
+static bool
+can_fast_index(const dcpk_setup *s)
+{
+	return can_fast_rows(s) && (s->flags & DCPK_KEEP_SELECT) == 0;
 }
 
 static size_t
@@ -256,14 +272,16 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->scores = TAKE(score_floats(c), float);
 	r->list = TAKE(M * m->topk, uint32_t);
 	r->count = TAKE(M, uint32_t);
-	if (can_fast_index(&c->s)) {
+	if (can_fast_rows(&c->s)) {
 		size_t n = c->s.max_rows;
 
 		r->iq8 = TAKE(M * m->idx_heads * 128, uint8_t);
+		r->row_len = TAKE(M, uint32_t);
 		r->table_at = TAKE(n, uint32_t);
 		r->shard_n = TAKE(n, uint32_t);
 		r->row_n = TAKE(n, uint32_t);
-		r->hist = TAKE(n * DCPG_BINS, uint32_t);
+		r->hist = TAKE(std::max<size_t>(n, std::min<size_t>(
+		    prefill_share(c), DCPG_SLICE)) * DCPG_BINS, uint32_t);
 		if (c->D > 1) {
 			r->offer = TAKE(n * DCPG_OFFER_CAP, uint64_t);
 			r->offer_n = TAKE(n, uint32_t);
@@ -704,42 +722,6 @@ cuda_actual(dcpk_ctx *c, dcpk_bytes *b)
 
 /* --- a step ------------------------------------------------------------ */
 
-/* CP prefill: who computes which row, for the device. */
-static int
-owners(dcpk_ctx *c)
-{
-	const dcpk_topo *t = &c->s.topo;
-	const dcpk_row *row = DCPK_ROWS(c->plan);
-	uint32_t M = c->M;
-	int rc = 0;
-
-	for (uint32_t q = 0; q < c->W; q++) {
-		dcpg_rank *r = &c->r[q];
-		uint32_t *own = c->own_pinned + (size_t)q * 3 * M;
-		uint32_t *owner = own + M, *jof = own + 2 * M;
-		std::vector<uint32_t> n(t->cp);
-
-		for (uint32_t i = 0; i < c->rows; i++) {
-			const dcpk_req *rq =
-			    &DCPK_REQS(c->plan)[row[i].req];
-
-			owner[i] = dcpk_cp_owner(t->strategy, i - rq->row0,
-			    rq->rows, rq->prefix, t->cp);
-			jof[i] = n[owner[i]]++;
-			if (owner[i] == r->cp)
-				own[jof[i]] = i;
-		}
-		r->m = n[r->cp];
-		r->own = r->own_mem;
-		r->owner = r->own_mem + M;
-		r->jof = r->own_mem + 2 * M;
-		cudaSetDevice(r->dev);
-		rc |= dcpg_ok(cudaMemcpyAsync(r->own_mem, own, 3 *
-		    (size_t)M * 4, cudaMemcpyHostToDevice, r->st), "rows");
-	}
-	return rc;
-}
-
 static int
 cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 {
@@ -774,6 +756,8 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 		c->longest = std::max(c->longest, DCPK_ROWS(p)[i].pos + 1);
 	c->fast_index = !c->prefill && can_fast_index(&c->s) &&
 	    dcpk_shard_len(c->longest, 0, c->D) <= DCPK_FAST_KEYS;
+	c->fast_rows = c->prefill && can_fast_rows(&c->s) &&
+	    c->longest <= DCPG_MAX_SHARD;
 	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
 	    c->s.model.rope == DCPG_ROPE;
 	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 : shard(c);
@@ -792,7 +776,11 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 		    p->n_samples * 4, cudaMemcpyHostToDevice, c->r[0].st),
 		    "samples");
 	if (c->prefill && c->s.topo.cp > 1)
-		rc |= owners(c);
+		rc |= dcpg_owners(c);
+	for (uint32_t i = 0; c->fast_rows && i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= dcpg_row_ends(c, &c->r[i]);
+	}
 	rc |= dcpg_graph_begin(c);
 	for (uint32_t i = 0; c->fast_index && !c->replay && i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
@@ -847,37 +835,7 @@ cuda_step_end(dcpk_ctx *c, uint32_t rank, dcpk_result *res)
 	return 0;
 }
 
-/* --- measure, check ---------------------------------------------------- */
-
-static int
-cuda_measure(dcpk_ctx *c, dcpk_speed *s)
-{
-	dcpg_rank *a = &c->r[0], *b = &c->r[c->W - 1];
-	cudaEvent_t t0, t1;
-	size_t bytes = std::min(rows_bytes(c), (size_t)64 << 20);
-	float ms = 0;
-
-	/* Peer copies are measured; attention's rates are those of the kernel
-	 * in use, see doc/cuda.md. */
-	cudaSetDevice(a->dev);
-	cudaEventCreate(&t0);
-	cudaEventCreate(&t1);
-	for (int i = 0; i < 2; i++) {
-		cudaEventRecord(t0, a->st);
-		cudaMemcpyAsync(a->rows, b->rows, bytes, cudaMemcpyDefault,
-		    a->st);
-		cudaEventRecord(t1, a->st);
-		cudaEventSynchronize(t1);
-	}
-	cudaEventElapsedTime(&ms, t0, t1);
-	cudaEventDestroy(t0);
-	cudaEventDestroy(t1);
-	s->copy_bytes_s = (double)bytes / (ms * 1e-3 + 1e-9);
-	s->attend_flops_s = 4e12;
-	s->attend_own_flops_s = 4e12;
-	s->call_s = 10e-6;
-	return dcpg_ok(cudaGetLastError(), "measure");
-}
+/* --- check ------------------------------------------------------------- */
 
 static bool
 guard_ok(const void *p, size_t bytes)
@@ -919,7 +877,7 @@ static const dcpk_backend table = {
 	.load = dcpg_load,
 	.ready = dcpg_ready,
 	.actual = cuda_actual,
-	.measure = cuda_measure,
+	.measure = dcpg_measure,
 	.step_begin = cuda_step_begin,
 	.embed = dcpg_embed_op,
 	.attn_in = dcpg_attn_in_op,

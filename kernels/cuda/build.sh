@@ -1,8 +1,8 @@
 #!/bin/sh
 # Build the kernels of dcpg.h and their test programs, one file at a time:
 #   kernels/cuda/build.sh OUTDIR
-# leaves libdcpg.so, kernel_test, kernel_bench, peer_test, libfault.so and
-# libtrace.so there;
+# leaves libdcpg.so, kernel_test, kernel_bench, peer_test,
+# libfault.so and libtrace.so there;
 # the backend that calls them is not among it. NVCC names the compiler.
 set -e
 cd "$(dirname "$0")/../.."
@@ -22,7 +22,7 @@ build() {	# SOURCE: compiled when it or a header is newer than its object
 }
 
 objs=
-for f in attend index select value route experts init peer; do
+for f in attend index index_rows select value route experts init peer; do
 	build "kernels/cuda/$f.cu"
 	objs="$objs $out/$f.o"
 done
@@ -30,10 +30,12 @@ build tests/gpu/kernel_test.cu
 build tests/gpu/experts_test.cu
 build tests/gpu/kernel_bench.cu
 build tests/gpu/experts_bench.cu
+build tests/gpu/rows_test.cu
 build tests/gpu/peer_test.cu
 build tests/gpu/fault.cu
 $nvcc $flags -shared $objs -o "$out/libdcpg.so"
-$nvcc $flags "$out/kernel_test.o" "$out/experts_test.o" $objs -o "$out/kernel_test"
+$nvcc $flags "$out/kernel_test.o" "$out/experts_test.o" "$out/rows_test.o" \
+	$objs -o "$out/kernel_test"
 $nvcc $flags "$out/kernel_bench.o" "$out/experts_bench.o" $objs -o "$out/kernel_bench"
 $nvcc $flags "$out/peer_test.o" "$out/peer.o" -o "$out/peer_test"
 $nvcc $flags -shared "$out/fault.o" -o "$out/libfault.so"

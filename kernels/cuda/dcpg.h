@@ -203,6 +203,51 @@ struct dcpg_combine {
 
 int dcpg_combine(const struct dcpg_combine *, void *stream);
 
+/* --- indexer: scores of many rows (index_rows.cu) ------------------------ */
+
+/*
+ * Prefill: query rows of one request against its keys. The same scores as
+ * above, for keys j < len[i]; len ascends. Rows with len[i] <= least are left
+ * out: their score is not written, and they count as no key. A row's q8 stands
+ * as the kernel wants it in shared memory: dcpg_q8_place.
+ */
+struct dcpg_index_rows {
+	const uint8_t *q8;	/* row i at i * q_step * heads * 128 */
+	const float *w;		/* row i at i * q_step * heads */
+	const uint8_t *keys;	/* [pool rows][128] e4m3 */
+	const float *kscale;	/* [pool rows] */
+	const uint32_t *table;	/* page ids, or NULL: key j is row j */
+	const uint32_t *len;	/* [rows], each <= keys_n */
+	float *score;		/* [rows][stride] */
+	uint32_t *hist;		/* dcpg_index_count: [rows][DCPG_BINS] */
+	uint32_t rows, heads;	/* heads: 8, 16, 32, 64 */
+	uint32_t q_step, stride, keys_n, page_rows, least;
+	uint32_t chunk;		/* query rows of a block, 512 at most, or 0:
+				   chosen. Tests and the benchmark force it */
+};
+
+int dcpg_index_rows(const struct dcpg_index_rows *, void *stream);
+
+/* hist[i]: how often each first digit stands in row i's scores. */
+int dcpg_index_count(const struct dcpg_index_rows *, void *stream);
+
+/*
+ * Where the byte of (head, dimension d) stands in such a row: heads * 128 bytes
+ * whose 16-byte chunks are swizzled, heads ordered so that a thread of the
+ * product gets neighbouring ones.
+ */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+static inline uint32_t
+dcpg_q8_place(uint32_t heads, uint32_t head, uint32_t d)
+{
+	uint32_t per = heads / 4, i = head % per;
+	uint32_t n = i / 2 * 8 + head / per * 2 + i % 2;
+
+	return n * 128 + ((d / 16) ^ (n % 8)) * 16 + d % 16;
+}
+
 /* --- ranks that meet (peer.cu) ------------------------------------------- */
 
 /* A wait that ended in vain, in pinned host memory. */
@@ -269,7 +314,8 @@ struct dcpg_window {	/* of a rank's row: what it offers */
 struct dcpg_select {
 	const float *score;	/* [rows][stride] */
 	const uint32_t *hist;	/* [rows][DCPG_BINS] */
-	const uint32_t *table, *table_at, *len;	/* as for the scores */
+	const uint32_t *table, *table_at, *len;	/* as for the scores; table
+				   NULL: the list holds the keys j themselves */
 	uint32_t *list;		/* [rows][list_stride] */
 	uint32_t *count;	/* [rows] */
 	uint32_t rows, stride, max_len, list_stride, page_rows;

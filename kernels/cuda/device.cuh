@@ -97,16 +97,19 @@ struct dcpg_rank {
 	uint8_t *new_rows, *new_keys;	/* [M] packed, of this rank's rows */
 	float *new_scales;
 	float *scores;		/* [rows][shard or context] */
-	uint32_t *list, *count;	/* [M][k], [M]: local rows or positions */
-	/* the fast selection of decode (fast_index) */
-	uint8_t *iq8;		/* [rows][idx_heads][128] e4m3 */
+	uint32_t *list, *count;	/* [M][k], [M]: local rows or positions; in
+				   prefill by slot (dcpg_attend_deal) */
+	/* the fast selection (fast_index, fast_rows) */
+	uint8_t *iq8;		/* [M][idx_heads][128] e4m3 */
+	uint32_t *row_len;	/* [M] prefill: keys that a row sees, by slot */
 	uint32_t *table_at, *shard_n;	/* [rows]: page table, local keys */
 	uint32_t *row_n;		/* [rows]: keys on all ranks */
 	uint32_t *hist;			/* [rows][DCPG_BINS], own; 0 between uses */
 	uint64_t *offer;		/* [rows][cap] own keys near the boundary */
 	struct dcpg_window *window;	/* [rows]: what it holds */
 	uint32_t *offer_n;		/* [rows] */
-	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers */
+	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers; by
+				   slot (dcpg_select_deal) */
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
 	float *plse;		/* [M][Hg] */
@@ -169,7 +172,7 @@ struct dcpk_ctx {
 	const dcpk_plan *plan;
 	char *plan_pinned;
 	size_t plan_cap;
-	bool prefill, gathered, fast_index, fast_attend;
+	bool prefill, gathered, fast_index, fast_rows, fast_attend;
 	bool forked;	/* q of this layer is made beside its index */
 	uint32_t rows, n_top, gather_layer, longest;
 	dcpk_logprob *out_pinned, *top_pinned;
@@ -195,6 +198,25 @@ struct dcpk_ctx {
 
 /* Candidates of one rank's boundary bin that cross ranks in decode. */
 #define DCPG_OFFER_CAP 2048u
+
+/* Floats of a rank's scores in prefill: more rows are done in slices. */
+#define DCPG_SCORES ((size_t)64 << 20)
+/* Rows of a slice that can have histograms. */
+#define DCPG_SLICE 2048u
+
+/*
+ * How the rows of a pass are dealt out to ranks: under CP to their owners, else
+ * every n-th of a request to one. A rank's rows of a request have neighbouring
+ * slots, from the request's first row on, or under CP counted over the pass.
+ */
+struct dcpg_deal {
+	const uint32_t *owner, *jof;	/* CP, else NULL */
+	uint32_t n, self;
+};
+
+struct dcpg_span {		/* a rank's rows of one request */
+	uint32_t slot0, n;
+};
 
 /* A pointer of every rank, passed to kernels by value. */
 template <typename T> struct dcpg_peers {
@@ -269,6 +291,17 @@ int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,
 /* row_shards of this step's rows, for the fast selection */
 int dcpg_row_shards(dcpk_ctx *, dcpg_rank *);
 
+/* prefill.cu: who selects for which rows, who attends for which */
+int dcpg_owners(dcpk_ctx *);
+dcpg_deal dcpg_select_deal(const dcpk_ctx *, const dcpg_rank *);
+dcpg_deal dcpg_attend_deal(const dcpk_ctx *, const dcpg_rank *);
+dcpg_span dcpg_span_of(const dcpk_ctx *, const dcpg_rank *, const dcpg_deal &,
+    uint32_t req);
+int dcpg_row_ends(dcpk_ctx *, dcpg_rank *);
+int dcpg_select_rows(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req);
+int dcpg_keep_rows(dcpk_ctx *, dcpg_rank *, uint32_t layer);
+int dcpg_swap_lists(dcpk_ctx *, dcpg_rank *);
+
 /* product.cu: y[i*ldy+j] = sum_k x[i*ldx+k] w[j*ldw+k], f32 accumulation */
 struct dcpg_prod {
 	const bf16 *w, *x;
@@ -314,6 +347,8 @@ void dcpg_host_close(dcpk_ctx *);
 int dcpg_move(dcpk_ctx *, const dcpk_move *, uint32_t n, bool out,
     dcpk_err *);
 int dcpg_fill(dcpk_ctx *, uint64_t seed);
+/* measure.cu */
+int dcpg_measure(dcpk_ctx *, dcpk_speed *);
 /* peek.cu */
 int64_t dcpg_peek(dcpk_ctx *, dcpk_peek, uint32_t layer, uint32_t rank,
     uint32_t row, void *buf, size_t cap);

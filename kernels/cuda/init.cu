@@ -6,6 +6,7 @@
 namespace dcpg {
 int attend_init(void);
 int index_init(void);
+int index_rows_init(void);
 int select_init(void);
 int value_init(void);
 int experts_init(void);
@@ -18,6 +19,8 @@ dcpg_init(void)
 
 	if (rc == 0)
 		rc = dcpg::index_init();
+	if (rc == 0)
+		rc = dcpg::index_rows_init();
 	if (rc == 0)
 		rc = dcpg::select_init();
 	if (rc == 0)

@@ -7,18 +7,22 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/kernel_bench.cu tests/gpu/experts_test.cu \
 	tests/gpu/experts_bench.cu tests/gpu/torch_check.py tests/gpu/run.sh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \
-	tests/gpu/price.py tests/gpu/failstop.py tests/gpu/where.py \
+	tests/gpu/price.py tests/gpu/prefill.py tests/gpu/failstop.py \
+	tests/gpu/where.py tests/gpu/rows_test.cu \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
 	tests/gpu/README
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/product.cu kernels/cuda/norm.cu kernels/cuda/attn_in.cu \
-	kernels/cuda/select_op.cu kernels/cuda/attend_op.cu \
-	kernels/cuda/wire.cu kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
+	kernels/cuda/select_op.cu kernels/cuda/prefill.cu \
+	kernels/cuda/attend_op.cu kernels/cuda/wire.cu \
+	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
-	kernels/cuda/select.cu kernels/cuda/value.cu kernels/cuda/route.cu \
+	kernels/cuda/index_rows.cu kernels/cuda/select.cu \
+	kernels/cuda/value.cu kernels/cuda/route.cu \
 	kernels/cuda/experts.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
-	kernels/cuda/lost.cu kernels/cuda/peek.cu kernels/cuda/fill.cu
+	kernels/cuda/lost.cu kernels/cuda/peek.cu kernels/cuda/fill.cu \
+	kernels/cuda/measure.cu
 
 if CUDA
 moduledir = $(pkglibdir)

@@ -8,6 +8,19 @@
 
 #define DCPG_FULL 0xffffffffu
 
+/* Which of the ranks row i of a request falls to, and as which of theirs. */
+__device__ static inline uint32_t
+dealt_to(const dcpg_deal &d, uint32_t i, uint32_t row0)
+{
+	return d.owner ? d.owner[i] : (i - row0) % d.n;
+}
+
+__device__ static inline uint32_t
+slot_of(const dcpg_deal &d, uint32_t i, uint32_t row0)
+{
+	return d.jof ? d.jof[i] : row0 + (i - row0) / d.n;
+}
+
 __device__ static inline float
 warp_sum(float v)
 {

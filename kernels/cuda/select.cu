@@ -651,7 +651,8 @@ emit(Shared &s, const struct dcpg_select &g, const Run &run,
 	for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
 		uint32_t j = won[i];
 
-		list[base + i] = (table[j >> lg] << lg) + (j & low);
+		list[base + i] = table == NULL ? j :
+		    (table[j >> lg] << lg) + (j & low);
 	}
 	if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0)
 		g.count[row] = base + n;
@@ -674,10 +675,13 @@ my_run(const struct dcpg_select &g)
 __device__ inline const uint32_t *
 my_pages(Shared &s, const struct dcpg_select &g, const Run &run)
 {
-	const uint32_t *table = g.table + g.table_at[blockIdx.y];
+	const uint32_t *table = g.table == NULL ? NULL :
+	    g.table + g.table_at[blockIdx.y];
 	uint32_t lg = __ffs(g.page_rows) - 1, first = run.first >> lg;
 	uint32_t n = ((run.first + run.n + g.page_rows - 1) >> lg) - first;
 
+	if (g.table == NULL)
+		return NULL;
 	if (n > PAGES)
 		return table;
 #pragma unroll 1

@@ -23,29 +23,22 @@ struct score_args {
 	dcpk_kv fmt;
 	uint32_t hi, dim, key_bytes, D, dr, k, R;
 	bool gathered;
-	/* prefill: rows row0 + share + j*step */
-	uint32_t row0, step, share, n;
+	/* of the first block; prefill: slot row0 + j is row row0 + share +
+	 * j * step, or, with own, one of these */
+	uint32_t slot0, row0, step, share;
 };
 
 enum { KEYS = 64 };
 
-/* Which row (global, and in q's order) a block column works on. */
-__device__ static bool
-row_of(const score_args &a, uint32_t b, uint32_t *i, uint32_t *j)
+/* Which row a block works on: its slot, the row in the pass and among q's. */
+__device__ static void
+row_of(const score_args &a, uint32_t b, uint32_t *slot, uint32_t *i,
+    uint32_t *j)
 {
-	if (!a.gathered) {
-		*j = b;
-		*i = b;
-		return true;
-	}
-	if (a.own) {		/* CP: own rows of this request only */
-		*j = b;
-		*i = a.own[b];
-		return *i >= a.row0 && *i < a.row0 + a.n;
-	}
-	*i = a.row0 + a.share + b * a.step;
-	*j = *i;
-	return *i < a.row0 + a.n;
+	*slot = a.slot0 + b;
+	*i = a.own ? a.own[*slot] : a.row0 + a.share + (*slot - a.row0) *
+	    a.step;
+	*j = a.own ? *slot : *i;
 }
 
 /*
@@ -58,10 +51,9 @@ score_keys(score_args a)
 	extern __shared__ float sm[];
 	float *sk = sm, *sq = sm + KEYS * (a.dim + 1);
 	__shared__ float part[4][KEYS];
-	uint32_t i, j, len, n, k0 = blockIdx.x * KEYS;
+	uint32_t slot, i, j, len, n, k0 = blockIdx.x * KEYS;
 
-	if (!row_of(a, blockIdx.y, &i, &j))
-		return;
+	row_of(a, blockIdx.y, &slot, &i, &j);
 	dcpk_row row = a.row[i];
 	len = row.pos + 1;
 	if (len <= a.k)
@@ -138,11 +130,10 @@ pick_rows(pick_args a)
 {
 	__shared__ uint32_t hist[256], base, digit, warp_n[16];
 	const score_args &s = a.s;
-	uint32_t i, j, len, D = a.shards, need = s.k;
+	uint32_t slot, i, j, len, D = a.shards, need = s.k;
 	uint64_t prefix = 0, mask = 0;
 
-	if (!row_of(s, blockIdx.x, &i, &j))
-		return;
+	row_of(s, blockIdx.x, &slot, &i, &j);
 	dcpk_row row = s.row[i];
 	const uint32_t *table = s.pages + s.req[row.req].page0;
 	len = row.pos + 1;
@@ -211,7 +202,7 @@ pick_rows(pick_args a)
 		for (uint32_t v = 0; v < w; v++)
 			off += warp_n[v];
 		if (win) {
-			a.list[(size_t)i * s.k + off + before] = s.gathered ?
+			a.list[(size_t)slot * s.k + off + before] = s.gathered ?
 			    x : table[x / s.R] * s.R + x % s.R;
 			if (a.keep)
 				a.keep[(size_t)i * s.k + off + before] = pos;
@@ -223,122 +214,10 @@ pick_rows(pick_args a)
 		__syncthreads();
 	}
 	if (threadIdx.x == 0) {
-		a.count[i] = base;
+		a.count[slot] = base;
 		if (a.keep_n)
 			a.keep_n[i] = base;
 	}
-}
-
-struct gather_args {
-	dcpg_peers<uint8_t> pool;	/* first row of this layer */
-	dcpg_peers<float> scales;
-	const uint32_t *pages;
-	uint8_t *out;
-	float *sout;
-	uint32_t first, D, row_bytes, len, R;
-};
-
-/* One warp a position: its bytes, from the rank that holds it. */
-__global__ void
-gather_rows(gather_args a)
-{
-	uint32_t pos = blockIdx.x * 8 + threadIdx.x / 32, r, lane;
-	size_t at;
-
-	if (pos >= a.len)
-		return;
-	lane = threadIdx.x % 32;
-	r = a.first + pos % a.D;
-	at = (size_t)a.pages[pos / DCPK_PAGE] * a.R + pos % DCPK_PAGE / a.D;
-	const uint32_t *s = (const uint32_t *)(a.pool.p[r] + at * a.row_bytes);
-	uint32_t *d = (uint32_t *)(a.out + (size_t)pos * a.row_bytes);
-
-	for (uint32_t e = lane; e < a.row_bytes / 4; e += 32)
-		d[e] = s[e];
-	if (a.sout && lane == 0)
-		a.sout[pos] = a.scales.p[r][at];
-}
-
-/* Rows (keys = false) or index keys of one request into gather / gkeys. */
-int
-dcpg_gather(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req, bool keys)
-{
-	const dcpk_req *q = &DCPK_REQS(c->plan)[req];
-	gather_args a = {};
-
-	for (uint32_t i = 0; i < c->W; i++)
-		a.pool.p[i] = keys ?
-		    dcpg_pool_keys(c, &c->r[i], layer, &a.scales.p[i]) :
-		    dcpg_pool_rows(c, &c->r[i], layer);
-	a.pages = DCPG_PLAN(c, r, uint32_t, pages_off) + q->page0;
-	a.out = keys ? r->gkeys : r->gather;
-	a.sout = keys && c->s.idx == DCPK_KV_FP8 ? r->gscales : NULL;
-	a.first = r->group * c->D;
-	a.D = c->D;
-	a.R = c->page_rows;
-	a.row_bytes = keys ? c->key_bytes : c->row_bytes;
-	a.len = q->prefix + q->rows;
-	gather_rows<<<(a.len + 7) / 8, 256, 0, r->st>>>(a);
-	return DCPG_LAUNCHED("gather_rows");
-}
-
-struct swap_args {
-	dcpg_peers<uint32_t> list, count;
-	uint32_t *to, *ncount, k, W, self;
-	const dcpk_row *row;
-	const dcpk_req *req;
-	const uint32_t *pages;
-	uint32_t D, dr, R;
-	bool local;	/* keep own positions only, as pool rows */
-	const uint32_t *owner;	/* CP: lists are where they are needed */
-	uint32_t cp;
-};
-
-/*
- * One block a row: the list of positions from the rank that selected it, as it
- * is or cut down to this rank's pool rows (order kept).
- */
-__global__ void
-take_lists(swap_args a)
-{
-	__shared__ uint32_t warp_n[8], base;
-	uint32_t i = blockIdx.x, lane = threadIdx.x % 32, w = threadIdx.x / 32;
-	dcpk_row row = a.row[i];
-
-	if (a.owner && a.owner[i] != a.cp)
-		return;
-	uint32_t from = a.owner ? a.self :
-	    (i - a.req[row.req].row0) % a.W;
-	const uint32_t *src = a.list.p[from] + (size_t)i * a.k;
-	const uint32_t *table = a.pages + a.req[row.req].page0;
-	uint32_t n = a.count.p[from][i];
-
-	if (threadIdx.x == 0)
-		base = 0;
-	__syncthreads();
-	for (uint32_t x0 = 0; x0 < n; x0 += blockDim.x) {
-		uint32_t x = x0 + threadIdx.x, pos = x < n ? src[x] : 0, off;
-		bool win = x < n && (!a.local || pos % a.D == a.dr);
-		uint32_t b = __ballot_sync(DCPG_FULL, win);
-
-		if (lane == 0)
-			warp_n[w] = __popc(b);
-		__syncthreads();
-		off = base + __popc(b & ((1u << lane) - 1));
-		for (uint32_t v = 0; v < w; v++)
-			off += warp_n[v];
-		if (win)
-			a.to[(size_t)i * a.k + off] = a.local ?
-			    table[pos / DCPK_PAGE] * a.R +
-			    pos % DCPK_PAGE / a.D : pos;
-		__syncthreads();
-		if (threadIdx.x == 0)
-			for (uint32_t v = 0; v < blockDim.x / 32; v++)
-				base += warp_n[v];
-		__syncthreads();
-	}
-	if (threadIdx.x == 0)
-		a.ncount[i] = base;
 }
 
 static score_args
@@ -351,6 +230,7 @@ base_args(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.iq = r->iq;
 	a.iw = r->iw;
 	a.own = r->own;
+	a.step = 1;
 	a.row = DCPG_PLAN(c, r, dcpk_row, rows_off);
 	a.req = DCPG_PLAN(c, r, dcpk_req, reqs_off);
 	a.pages = DCPG_PLAN(c, r, uint32_t, pages_off);
@@ -546,71 +426,57 @@ decode_fast(dcpk_ctx *c, uint32_t layer)
 	return rc;
 }
 
+/* Plain kernels, any shape: a request's rows in slices over gathered keys. */
 static int
-prefill(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+prefill(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req)
 {
+	const dcpk_req *rq = &DCPK_REQS(c->plan)[req];
+	dcpg_span span = dcpg_span_of(c, r, dcpg_select_deal(c, r), req);
+	uint32_t len = rq->prefix + rq->rows, slice;
 	size_t at = (size_t)layer * c->M;
+	pick_args p = {};
 	int rc = 0;
 
-	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
-		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
-		uint32_t len = rq->prefix + rq->rows, rows;
-		pick_args p = {};
+	p.s = base_args(c, r, layer);
+	p.s.gathered = true;
+	p.s.keys = r->gkeys;
+	p.s.scales = c->s.idx == DCPK_KV_FP8 ? r->gscales : NULL;
+	p.s.ld = (len + 63) / 64 * 64;
+	p.s.row0 = rq->row0;
+	p.s.step = c->W;
+	p.s.share = r->id;
+	p.scores.p[0] = r->scores;
+	p.shards = 1;
+	p.list = r->sel;
+	p.count = r->sel_n;
+	p.keep = r->keep ? r->keep + at * p.s.k : NULL;
+	p.keep_n = r->keep ? r->keep_n + at : NULL;
+	if (span.n > 0 && len > p.s.k)
+		rc |= dcpg_gather(c, r, layer, req, true);
+	slice = max(1u, (uint32_t)(DCPG_SCORES / p.s.ld));
+	for (uint32_t s = 0; s < span.n; s += slice) {
+		uint32_t n = min(slice, span.n - s);
 
-		p.s = base_args(c, r, layer);
-		p.s.gathered = true;
-		p.s.keys = r->gkeys;
-		p.s.scales = c->s.idx == DCPK_KV_FP8 ? r->gscales : NULL;
-		p.s.row0 = rq->row0;
-		p.s.n = rq->rows;
-		p.s.step = c->W;
-		p.s.share = r->id;
-		rows = r->own ? r->m : (rq->rows + c->W - 1) / c->W;
-		if (rows == 0)
-			continue;
-		if (len > p.s.k) {
-			rc |= dcpg_gather(c, r, layer, q, true);
-			score_keys<<<dim3((len + KEYS - 1) / KEYS, rows),
+		p.s.slot0 = span.slot0 + s;
+		if (len > p.s.k)
+			score_keys<<<dim3((len + KEYS - 1) / KEYS, n),
 			    4 * KEYS, score_smem(&p.s), r->st>>>(p.s);
-			rc |= DCPG_LAUNCHED("score_keys");
-		}
-		p.scores.p[0] = r->scores;
-		p.first = 0;
-		p.shards = 1;
-		p.dr = 0;
-		p.list = r->sel;
-		p.count = r->sel_n;
-		p.keep = r->keep ? r->keep + at * p.s.k : NULL;
-		p.keep_n = r->keep ? r->keep_n + at : NULL;
-		pick_rows<<<rows, 512, 0, r->st>>>(p);
-		rc |= DCPG_LAUNCHED("pick_rows");
+		pick_rows<<<n, 512, 0, r->st>>>(p);
+		rc |= DCPG_LAUNCHED("prefill scores");
 	}
 	return rc;
 }
 
 static int
-swap_lists(dcpk_ctx *c, dcpg_rank *r)
+prefill_all(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
-	swap_args a = {};
+	int rc = 0;
 
-	a.list = DCPG_PEERS(c, uint32_t, sel);
-	a.count = DCPG_PEERS(c, uint32_t, sel_n);
-	a.to = r->list;
-	a.ncount = r->count;
-	a.k = c->s.model.topk;
-	a.W = c->W;
-	a.self = r->id;
-	a.row = DCPG_PLAN(c, r, dcpk_row, rows_off);
-	a.req = DCPG_PLAN(c, r, dcpk_req, reqs_off);
-	a.pages = DCPG_PLAN(c, r, uint32_t, pages_off);
-	a.D = c->D;
-	a.dr = r->dr;
-	a.R = c->page_rows;
-	a.local = !c->gathered;
-	a.owner = r->owner;
-	a.cp = r->cp;
-	take_lists<<<c->rows, 256, 0, r->st>>>(a);
-	return DCPG_LAUNCHED("take_lists");
+	for (uint32_t q = 0; q < c->plan->n_reqs; q++)
+		rc |= c->fast_rows ? dcpg_select_rows(c, r, layer, q) :
+		    prefill(c, r, layer, q);
+	return c->fast_rows && r->keep != NULL ?
+	    rc | dcpg_keep_rows(c, r, layer) : rc;
 }
 
 int
@@ -628,12 +494,12 @@ dcpg_select_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
-		rc |= prefill(c, &c->r[i], layer);
+		rc |= prefill_all(c, &c->r[i], layer);
 	}
 	rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
-		rc |= swap_lists(c, &c->r[i]);
+		rc |= dcpg_swap_lists(c, &c->r[i]);
 	}
 	return rc != 0 ? -EIO : 0;
 }

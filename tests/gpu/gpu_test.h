@@ -43,6 +43,7 @@ extern uint64_t seed;
 extern bool brief;		/* few and small cases */
 void verdict(bool ok, const char *what);
 void experts_tests(void);	/* experts_test.cu */
+void rows_tests(void);		/* rows_test.cu */
 
 /* kernel_bench.cu: median over replays of one graph, us per launch */
 double replay(int launches, const std::function<void(int, cudaStream_t)> &one);

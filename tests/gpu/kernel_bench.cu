@@ -3,12 +3,14 @@
  * graph has its own key lists into a pool much larger than the L2, so rows come
  * from memory as they do in a decode step; q and outputs stay in the L2.
  *
- * kernel_bench [attend|index|experts|sweep [experts]]: beside each median stand
- * the floor (the larger of bytes over measured bandwidth and flops over measured rate) and,
- * where one was measured on the same chip, the anchor. `sweep` prints every
- * shape and split, the numbers behind the choice in attend.cu.
+ * kernel_bench [attend|index|prefill|experts|sweep [experts]]: beside each median
+ * stand the floor (the larger of bytes over measured bandwidth and flops over
+ * measured rate) and, where one was measured on the same chip, the anchor.
+ * `sweep` prints every shape and split, the numbers behind the choice in
+ * attend.cu.
  */
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/ptx.cuh"
 #include "tests/gpu/gpu_test.h"
 
 #include <algorithm>
@@ -335,6 +337,155 @@ bench_index(void)
 		}
 }
 
+/* --- prefill ------------------------------------------------------------- */
+
+/* What the fp8 tensor cores do when nothing else is asked: 64 x 64 x 128
+ * products from registers and shared memory, as in index_rows.cu. */
+__global__ static void __launch_bounds__(512, 1)
+rate_kernel(const uint32_t *a, float *out, int rounds)
+{
+	extern __shared__ __align__(1024) uint8_t mem[];
+	uint32_t x[16];
+	float d[32] = { 0 };
+
+	for (int i = threadIdx.x; i < 2048; i += 512)
+		((uint32_t *)mem)[i] = a[i];
+	for (int i = 0; i < 16; i++)
+		x[i] = a[2048 + i * 512 + threadIdx.x];
+	dcpg::fence_async();
+	__syncthreads();
+	for (int r = 0; r < rounds; r++) {
+		dcpg::wg_pin(d);
+		dcpg::wg_fence();
+		for (int i = 0; i < 8; i++)
+			dcpg::Mma8<64>::run(d, x + i % 4 * 4,
+			    dcpg::desc128(dcpg::smem_addr(mem)) + i % 4 * 2,
+			    1);
+		dcpg::wg_commit();
+		dcpg::wg_wait<0>();
+		dcpg::wg_pin(d);
+	}
+	out[blockIdx.x * 512 + threadIdx.x] = d[0] + d[31];
+}
+
+static double
+fp8_rate(void)
+{
+	Buf<uint32_t> a(2048 + 16 * 512);
+	Buf<float> out(132 * 512);
+	int rounds = 4000;
+
+	fill_kernel<<<64, 256>>>(a.d, a.n, 5);
+	tame_keys<<<64, 256>>>((uint8_t *)a.d, a.n * 4);
+	CHECK(cudaDeviceSynchronize());
+	double us = replay(1, [&](int, cudaStream_t s) {
+		rate_kernel<<<132, 512, 8192, s>>>(a.d, out.d, rounds);
+	});
+	return 132.0 * 4 * rounds * 2 * (2.0 * 64 * 64 * 128) / us * 1e6;
+}
+
+/* A pass of n query rows, `step` apart, behind a prefix: scores, first digits
+ * and selection in slices of at most 256 MB of scores. */
+static void
+bench_prefill(void)
+{
+	const uint32_t most = 131072 + 4096, k = 2048, pages = most / 64;
+	const size_t room = 64 << 20;
+	static const struct { uint32_t n, step, prefix, heads; } cells[] = {
+		{ 4096, 1, 32768, 64 }, { 512, 8, 32768, 64 },
+		{ 4096, 1, 0, 64 }, { 4096, 1, 8192, 64 },
+		{ 4096, 1, 131072, 64 }, { 512, 8, 131072, 64 },
+		{ 4096, 1, 32768, 32 }, { 512, 8, 131072, 32 },
+	};
+	Buf<uint8_t> keys((size_t)most * 128), q8((size_t)4096 * 8192);
+	Buf<float> ks(most), w(4096 * 64), score(room);
+	Buf<uint32_t> hist((size_t)4096 * DCPG_BINS), table(pages), len(4096);
+	Buf<uint32_t> zero(4096), list((size_t)4096 * k), count(4096);
+	Rng g(3);
+	std::vector<float> hw(w.n), hk(ks.n);
+	std::vector<uint32_t> ht(pages);
+	double rate = fp8_rate();
+
+	for (auto &x : hw)
+		x = (float)g.normal() / 448;
+	for (auto &x : hk)
+		x = (float)(1 + g.uniform()) / 448;
+	for (uint32_t i = 0; i < pages; i++)
+		ht[i] = i;
+	for (uint32_t i = pages - 1; i > 0; i--)
+		std::swap(ht[i], ht[g.below(i + 1)]);
+	w.put(hw);
+	ks.put(hk);
+	table.put(ht);
+	CHECK(cudaMemset(zero.d, 0, zero.n * 4));
+	fill_kernel<<<1024, 256>>>((uint32_t *)keys.d, keys.n / 4, 9);
+	tame_keys<<<4096, 256>>>(keys.d, keys.n);
+	fill_kernel<<<1024, 256>>>((uint32_t *)q8.d, q8.n / 4, 11);
+	tame_keys<<<4096, 256>>>(q8.d, q8.n);
+	CHECK(cudaDeviceSynchronize());
+	printf("prefill: fp8 products alone %.0f TFLOP/s, the rate of the "
+	    "floor; us\n", rate * 1e-12);
+	for (const auto &c : cells) {
+		uint32_t keys_n = c.prefix + c.n * c.step;
+		uint32_t slice = std::min<size_t>(c.n, room / keys_n);
+		std::vector<uint32_t> hl(4096);
+		double flops = 0;
+
+		for (uint32_t i = 0; i < c.n; i++) {
+			hl[i] = c.prefix + (i + 1) * c.step;
+			flops += hl[i] <= k ? 0 : hl[i] * 256.0 * c.heads;
+		}
+		len.put(hl);
+		auto run = [&](int what, cudaStream_t st) {
+			struct dcpg_index_rows a = {};
+			struct dcpg_select s = {};
+
+			a.keys = keys.d;
+			a.kscale = ks.d;
+			a.table = s.table = table.d;
+			a.score = score.d;
+			s.score = score.d;
+			a.hist = hist.d;
+			s.hist = hist.d;
+			a.heads = c.heads;
+			a.q_step = 1;
+			a.stride = s.stride = s.max_len = (keys_n + 3) & ~3u;
+			a.page_rows = s.page_rows = 64;
+			a.least = k;
+			s.table_at = zero.d;
+			s.list_stride = s.k = k;
+			s.ranks = 1;
+			for (uint32_t i = 0; i < c.n; i += slice) {
+				a.rows = s.rows = std::min(slice, c.n - i);
+				a.q8 = q8.d + (size_t)i * c.heads * 128;
+				a.w = w.d + (size_t)i * c.heads;
+				a.len = s.len = len.d + i;
+				a.keys_n = hl[i + a.rows - 1];
+				s.list = list.d + (size_t)i * k;
+				s.count = count.d + i;
+				if (what & 1)
+					CALL(dcpg_index_rows(&a, st));
+				if (what & 2)
+					CALL(dcpg_index_count(&a, st));
+				if (what & 4)
+					CALL(dcpg_select(&s, st));
+			}
+		};
+		auto time = [&](int what) {
+			return replay(1, [&](int, cudaStream_t st) {
+				run(what, st);
+			});
+		};
+		double t = time(1), all = time(7), floor = flops / rate * 1e6;
+
+		printf("rows %u step %u after %u, H=%u: scores %.0f (%.0f "
+		    "TFLOP/s, floor %.0f, %.2fx) first digits %.0f selection "
+		    "%.0f all %.0f\n", c.n, c.step, c.prefix, c.heads, t,
+		    flops / t * 1e-6, floor, t / floor, time(2), time(4), all);
+		fflush(stdout);
+	}
+}
+
 int
 main(int argc, char **argv)
 {
@@ -348,6 +499,8 @@ main(int argc, char **argv)
 			bench_attend(false, true);
 		return 0;
 	}
+	if (*what == '\0' || strcmp(what, "prefill") == 0)
+		bench_prefill();
 	if (*what == '\0' || strcmp(what, "attend") == 0) {
 		bench_attend(false, false);
 		bench_attend(true, false);

@@ -5,7 +5,8 @@
  * stands behind a list's count would fault if it were read.
  *
  * kernel_test [SEED [short] [PART]]: exit 0 when every case holds. `short` runs
- * few and small cases, for compute-sanitizer; PART is attend, index or experts.
+ * few and small cases, for compute-sanitizer; PART is attend, index, rows,
+ * experts or value.
  */
 #include "kernels/cuda/dcpg.h"
 #include "tests/gpu/gpu_test.h"
@@ -767,6 +768,8 @@ main(int argc, char **argv)
 		attend_tests();
 	if (*part == '\0' || strcmp(part, "index") == 0)
 		index_tests();
+	if (*part == '\0' || strcmp(part, "rows") == 0)
+		rows_tests();
 	if (*part == '\0' || strcmp(part, "experts") == 0)
 		experts_tests();
 	if (*part == '\0' || strcmp(part, "value") == 0)

@@ -102,6 +102,8 @@ def prompts(fwd, kinds):
 
 
 def gpus():
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
     r = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
     return max(1, sum(x.startswith("GPU ") for x in r.stdout.splitlines()))
 
@@ -126,6 +128,26 @@ def part_plain(gpu, cpu, p, n):
         c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
         compare(gpu.run(**base_job(p, how)), cpu.run(**base_job(p, c)),
                 GAP["cpu"], f"plain {name(how)} against the CPU")
+
+
+def part_prefill(gpu, cpu, p, n):
+    """All ways of prefill, several requests a pass, contexts past index_topk;
+    with selections kept (positions) and without."""
+    many = dict(ranks_per_gpu=8)
+    job = dict(decode=2, chunk=333)
+    want = cpu.run(**dict(base_job(p, dict(tp=1)), **job))
+    for how in [dict(tp=1), dict(tp=8, dcp=8, way="kv", **many),
+                dict(tp=8, dcp=8, way="a2a", **many),
+                dict(tp=8, dcp=2, way="a2a", **many),
+                dict(tp=8, dcp=4, way="q", **many),
+                dict(tp=8, cp=8, dcp=8, **many),
+                dict(tp=8, cp=4, dcp=4, strategy="zigzag", **many),
+                dict(tp=4, cp=4, **many)]:
+        got = gpu.run(**dict(base_job(p, how), **job))
+        compare(got, want, GAP["cpu"], f"prefill {name(how)}")
+    kept = gpu.run(**dict(base_job(p, dict(tp=4, dcp=2, way="kv", **many)),
+                          **job), select=True)
+    compare(kept, want, GAP["cpu"], "prefill, selections kept")
 
 
 def part_graph(gpu, cpu, p, n):
@@ -349,8 +371,8 @@ def part_fp8(gpu, cpu, p, n):
               f"{': ' + err if err else ''}")
 
 
-PARTS = dict(plain=part_plain, graph=part_graph, peer=part_peer,
-             nccl=part_nccl, host=part_host, wire=part_wire,
+PARTS = dict(plain=part_plain, prefill=part_prefill, graph=part_graph,
+             peer=part_peer, nccl=part_nccl, host=part_host, wire=part_wire,
              edge=part_edge, mask=part_mask, fp8=part_fp8)
 
 

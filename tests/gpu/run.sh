@@ -73,6 +73,7 @@ gpus=$(grep -c '^GPU' "$out/gpus.log")
 
 part peer_test 40 "$bin/peer_test" "$bin/peer_test" "$seed"
 module plain 60
+module prefill 60
 module graph 60
 two peer module peer 40
 two nccl module nccl 40

@@ -471,6 +471,8 @@ pass_run(struct run *r, enum dcpk_pass pass, struct part *parts, uint32_t n,
 		r->prefill_s += t;
 		r->prefill_rows += p->n_rows;
 		r->prefill_passes++;
+		json_array_append_new(r->prefill_ms, json_pack("[if]",
+		    p->n_rows, t * 1e3));
 	} else {
 		r->decode_s += t;
 		r->decode_rows += p->n_rows;
@@ -738,6 +740,7 @@ answer(struct run *r)
 	json_object_set(o, "entries", r->entries);
 	json_object_set(o, "gaps", r->gaps);
 	json_object_set(o, "decode_ms", r->decode_ms);
+	json_object_set(o, "prefill_ms", r->prefill_ms);
 	json_object_update_new(o, json_pack("{sI sI sI sI}",
 	    "gathered", (json_int_t)r->gathered,
 	    "gathered_differ", (json_int_t)r->gathered_differ,
@@ -808,6 +811,7 @@ run_free(struct run *r)
 	json_decref(r->entries);
 	json_decref(r->gaps);
 	json_decref(r->decode_ms);
+	json_decref(r->prefill_ms);
 	dcpd_config_free(&r->cfg);
 }
 
@@ -816,7 +820,7 @@ static json_t *
 serve(const char *line)
 {
 	struct run r = { .entries = json_array(), .gaps = json_array(),
-	    .decode_ms = json_array() };
+	    .decode_ms = json_array(), .prefill_ms = json_array() };
 	struct dcpd_err err = { 0 };
 	json_t *o = json_loads(line, 0, NULL), *a = NULL;
 

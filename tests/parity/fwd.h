@@ -53,7 +53,8 @@ struct run {
 	uint32_t max_rows;
 	uint32_t *mask, mask_words;	/* of `allowed`, or NULL */
 	FILE *f_logits, *f_select;
-	json_t *entries, *gaps, *decode_ms;	/* [[rows, ms]] */
+	json_t *entries, *gaps;
+	json_t *decode_ms, *prefill_ms;		/* [[rows, ms]] of every pass */
 	uint64_t gathered, gathered_differ, replicas, replicas_differ;
 	double prefill_s, decode_s;
 	uint64_t prefill_rows, decode_rows, prefill_passes, decode_passes;
