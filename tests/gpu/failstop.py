@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """A GPU that breaks under the daemon ends it, as doc/design.md 8 says.
 
-    failstop.py STAGE LIBFAULT
+    failstop.py STAGE LIBFAULT [CASE...]        (sticky, events, flags)
 
 STAGE is an install tree (usr/local/sbin/dcpd and so on). A daemon on dcp-tiny
 decodes; then a kernel of libfault.so traps on its GPU (a sticky error), or
@@ -62,20 +62,23 @@ def run(what, fault, args, seconds, lines):
 
 
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         raise SystemExit(__doc__)
     stage.use(sys.argv[1])
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True,
                           text=True).stdout.count("GPU ")
-    run("sticky error", "trap 0 8", [], 60, ["fault: trap", "cuda: "])
-    if gpus > 1:
-        tp2 = ["--tp", 2, "--dcp-size", 2]
-        run("stuck peer, events", "hog 1 8", tp2, 60,
-            ["stuck: step", "rank 1 on GPU 1 does not answer", "it is lost"])
-        run("stuck peer, flags", "hog 1 8", [*tp2, "--dcp-comm", "peer"], 60,
-            ["stuck: step", "waited", "it is lost"])
-    else:
-        print("stuck peer: not run: needs two GPUs")
+    tp2 = ["--tp", 2, "--dcp-size", 2]
+    for case in sys.argv[3:] or ["sticky", "events", "flags"]:
+        if case == "sticky":
+            run("sticky error", "trap 0 8", [], 60, ["fault: trap", "cuda: "])
+        elif gpus < 2:
+            print(f"stuck peer, {case}: not run: needs two GPUs")
+        elif case == "events":
+            run("stuck peer, events", "hog 1 8", tp2, 60, ["stuck: step",
+                "rank 1 on GPU 1 does not answer", "it is lost"])
+        else:
+            run("stuck peer, flags", "hog 1 8", [*tp2, "--dcp-comm", "peer"],
+                60, ["stuck: step", "waited", "it is lost"])
     print(f"failstop: {failed} failed")
     raise SystemExit(failed != 0)
 
