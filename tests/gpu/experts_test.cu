@@ -438,7 +438,7 @@ experts_tests(void)
 	route_case(2, 512, 1000, 32, 10, 3, true, 32, ++salt);
 	combine_case(40, 8, 7168, true, ++salt);
 	for (int i = 0; i < 4; i++) {
-		ExpertCase c = { 0, 0, 1, 8, 16, 256, 7168, i % 2 == 1,
+		ExpertCase c = { 0, 0, 1, 8, 16, 64, 7168, i % 2 == 1,
 		    i / 2 == 1, false, 0 };
 
 		experts_case(c, ++salt);	/* chosen: V3.2's columns */
