@@ -8,71 +8,81 @@
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/rowops.cuh"
 
-/* RoPE of x[r] in shared memory, by one warp; r <= 256. */
-__device__ static void
-rope_warp(float *x, const float *cs, const float *sn, uint32_t r, bool inter)
+/*
+ * Vectors of the index, at most 128 values: a warp has one in registers, lane l
+ * its values 4l .. 4l+3.
+ */
+__device__ static inline float4
+from_lane(float4 v, uint32_t l)
 {
-	uint32_t half = r / 2, lane = threadIdx.x % 32;
-	float a[4], b[4];
-
-	__syncwarp();
-#pragma unroll
-	for (uint32_t u = 0; u < 4; u++) {
-		uint32_t i = lane + u * 32;
-
-		if (i < half) {
-			a[u] = inter ? x[2 * i] : x[i];
-			b[u] = inter ? x[2 * i + 1] : x[i + half];
-		}
-	}
-	__syncwarp();
-#pragma unroll
-	for (uint32_t u = 0; u < 4; u++) {
-		uint32_t i = lane + u * 32;
-
-		if (i < half) {
-			x[i] = a[u] * cs[i] - b[u] * sn[i];
-			x[i + half] = b[u] * cs[i] + a[u] * sn[i];
-		}
-	}
-	__syncwarp();
+	return make_float4(__shfl_sync(DCPG_FULL, v.x, l),
+	    __shfl_sync(DCPG_FULL, v.y, l), __shfl_sync(DCPG_FULL, v.z, l),
+	    __shfl_sync(DCPG_FULL, v.w, l));
 }
 
-/* Orthonormal, of x[n] in shared memory, by one warp; n a power of two. */
-__device__ static void
-hadamard_warp(float *x, uint32_t n)
+__device__ static inline float
+dot4(float4 v)
 {
-	uint32_t lane = threadIdx.x % 32;
-
-	__syncwarp();
-	for (uint32_t s = 1; s < n; s *= 2) {
-		for (uint32_t i = lane; i < n / 2; i += 32) {
-			uint32_t lo = i / s * 2 * s + i % s;
-			float a = x[lo], b = x[lo + s];
-
-			x[lo] = a + b;
-			x[lo + s] = a - b;
-		}
-		__syncwarp();
-	}
-	for (uint32_t i = lane; i < n; i += 32)
-		x[i] *= rsqrtf((float)n);
-	__syncwarp();
+	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
-/* x[n] as e4m3 codes, by one warp: x[d] at y[d ^ swizzle]; its scale. */
-__device__ static float
-quantise_warp(const float *x, uint32_t n, uint8_t *y, uint32_t swizzle)
+__device__ static inline float
+max4(float4 v)
 {
-	uint32_t lane = threadIdx.x % 32;
-	float v = 0;
+	return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)),
+	    fmaxf(fabsf(v.z), fabsf(v.w)));
+}
 
-	for (uint32_t d = lane; d < n; d += 32)
-		v = fmaxf(v, fabsf(x[d]));
-	v = warp_max(v) / 448.0f;
-	for (uint32_t d = lane; d < n; d += 32)
-		y[d ^ swizzle] = to_e4m3(v > 0 ? x[d] / v : 0);
-	return v;
+/* Four of the sines or cosines of a row: those of the pairs this lane makes. */
+__device__ static inline float4
+angles(const float *of_row, uint32_t half)
+{
+	return ((const float4 *)of_row)[threadIdx.x % 32 % (half / 4)];
+}
+
+/* RoPE of the first 2 * half values; half is a multiple of 4. */
+__device__ static float4
+rope_warp(float4 v, float4 cs, float4 sn, uint32_t half, bool inter)
+{
+	uint32_t lane = threadIdx.x % 32, q = half / 4, m = lane % q;
+	float4 a = from_lane(v, inter ? 2 * m : m);
+	float4 b = from_lane(v, inter ? 2 * m + 1 : m + q);
+
+	if (lane >= 2 * q)
+		return v;
+	if (inter) {	/* pairs stand side by side */
+		float4 t = a;
+
+		a = make_float4(t.x, t.z, b.x, b.z);
+		b = make_float4(t.y, t.w, b.y, b.w);
+	}
+	if (lane < q)
+		return make_float4(a.x * cs.x - b.x * sn.x,
+		    a.y * cs.y - b.y * sn.y, a.z * cs.z - b.z * sn.z,
+		    a.w * cs.w - b.w * sn.w);
+	return make_float4(b.x * cs.x + a.x * sn.x, b.y * cs.y + a.y * sn.y,
+	    b.z * cs.z + a.z * sn.z, b.w * cs.w + a.w * sn.w);
+}
+
+/* Times the orthonormal Hadamard matrix of n, a power of two from 4 on. */
+__device__ static float4
+hadamard_warp(float4 v, uint32_t n)
+{
+	float f = rsqrtf((float)n);
+
+	v = make_float4(v.x + v.y, v.x - v.y, v.z + v.w, v.z - v.w);
+	v = make_float4(v.x + v.z, v.y + v.w, v.x - v.z, v.y - v.w);
+	for (uint32_t o = 1; o < n / 4; o *= 2) {
+		float4 p = from_lane(v, threadIdx.x % 32 ^ o);
+
+		if (threadIdx.x & o)
+			v = make_float4(p.x - v.x, p.y - v.y, p.z - v.z,
+			    p.w - v.w);
+		else
+			v = make_float4(v.x + p.x, v.y + p.y, v.z + p.z,
+			    v.w + p.w);
+	}
+	return make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
 }
 
 struct latent_args {
@@ -94,15 +104,23 @@ struct latent_args {
 };
 
 __device__ static inline size_t
-place(const dcpk_row &row, uint32_t D)
+pool_row(const dcpk_row &row, uint32_t D)
 {
 	return (size_t)row.page * (DCPK_PAGE / D) + row.pos % DCPK_PAGE / D;
 }
 
-__device__ static inline float
-dot4(float4 v)
+/* Where row i and its key go; false: another rank keeps them. */
+__device__ static inline bool
+place(const latent_args &a, uint32_t i, size_t *at)
 {
-	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+	dcpk_row row;
+
+	*at = i;
+	if (a.row == NULL)
+		return true;
+	row = a.row[i];
+	*at = pool_row(row, a.D);
+	return row.pos % a.D == a.dr;
 }
 
 /* The latent of q: four columns a thread. */
@@ -126,13 +144,14 @@ q_latent(const latent_args &a, uint32_t j, const float *first)
 
 /* A KV row: four columns of the latent a thread, and a pair to rotate. */
 __device__ static void
-kv_row(const latent_args &a, uint32_t i, const float *kv, uint8_t *row)
+kv_row(const latent_args &a, uint32_t i, const float *kv)
 {
 	uint32_t t = threadIdx.x, half = a.r / 2;
 	bool mine = t < a.c / 4, pair = t < half;
 	float4 v = make_float4(0, 0, 0, 0), w = v;
 	float x = 0, y = 0, cs = 0, sn = 0, s;
-	bf16 *tail = (bf16 *)row + a.c;
+	size_t at;
+	bool here = place(a, i, &at);
 
 	if (mine) {
 		v = ((const float4 *)kv)[t];
@@ -147,11 +166,14 @@ kv_row(const latent_args &a, uint32_t i, const float *kv, uint8_t *row)
 	s = rsqrtf(block_sum(dot4(v)) / (float)a.c + a.eps);
 	v = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
 	    v.w * s * w.w);
-	if (a.kv == DCPK_KV_FP8) {	/* 128 columns, a scale: a warp */
-		float m = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)),
-		    fmaxf(fabsf(v.z), fabsf(v.w)));
+	if (!here)
+		return;
 
-		m = warp_max(m) / 448.0f;
+	uint8_t *row = a.rows + at * a.row_bytes;
+	bf16 *tail = (bf16 *)row + a.c;
+	if (a.kv == DCPK_KV_FP8) {	/* 128 columns, a scale: a warp */
+		float m = warp_max(max4(v)) / 448.0f;
+
 		if (mine)
 			((uint32_t *)row)[t] = e4m3x4(v, m);
 		if (mine && t % 32 == 0)
@@ -166,34 +188,47 @@ kv_row(const latent_args &a, uint32_t i, const float *kv, uint8_t *row)
 	}
 }
 
-/* An index key, by one warp; x[dim] in shared memory. */
+/* An index key, by one warp; all that it reads is under way at once. */
 __device__ static void
-index_key(const latent_args &a, uint32_t i, const float *k, size_t at, float *x)
+index_key(const latent_args &a, uint32_t i, const float *k)
 {
 	uint32_t lane = threadIdx.x % 32, half = a.r / 2;
-	uint8_t *key = a.keys + at * a.key_bytes;
-	float mean = 0, var = 0;
+	float4 cs = angles(a.cos + (size_t)i * half, half);
+	float4 sn = angles(a.sin + (size_t)i * half, half);
+	float4 v = make_float4(0, 0, 0, 0), w = v, b = v;
+	bool mine = lane < a.dim / 4;
+	float s;
+	size_t at;
+	bool here = place(a, i, &at);
 
-	for (uint32_t d = lane; d < a.dim; d += 32)
-		mean += x[d] = k[d];
-	mean = warp_sum(mean) / (float)a.dim;
-	for (uint32_t d = lane; d < a.dim; d += 32)
-		var += (x[d] - mean) * (x[d] - mean);
-	var = rsqrtf(warp_sum(var) / (float)a.dim + 1e-6f);
-	for (uint32_t d = lane; d < a.dim; d += 32)
-		x[d] = (x[d] - mean) * var * a.kw[d] + a.kb[d];
-	rope_warp(x, a.cos + (size_t)i * half, a.sin + (size_t)i * half, a.r,
-	    a.interleave);
+	if (mine) {
+		v = ((const float4 *)k)[lane];
+		w = ((const float4 *)a.kw)[lane];
+		b = ((const float4 *)a.kb)[lane];
+	}
+	s = warp_sum(v.x + v.y + v.z + v.w) / (float)a.dim;
+	v = make_float4(v.x - s, v.y - s, v.z - s, v.w - s);
+	s = warp_sum(mine ? dot4(v) : 0);
+	s = rsqrtf(s / (float)a.dim + 1e-6f);
+	v = make_float4(v.x * s * w.x + b.x, v.y * s * w.y + b.y,
+	    v.z * s * w.z + b.z, v.w * s * w.w + b.w);
+	v = rope_warp(v, cs, sn, half, a.interleave);
+	if (!here)
+		return;
+
+	uint8_t *key = a.keys + at * a.key_bytes;
 	if (a.idx != DCPK_KV_FP8) {
-		for (uint32_t d = lane; d < a.dim; d += 32)
-			((bf16 *)key)[d] = __float2bfloat16(x[d]);
+		if (mine)
+			((bf16x4 *)key)[lane] = bf16_of(v);
 		return;
 	}
 	if (a.hadamard)
-		hadamard_warp(x, a.dim);
-	var = quantise_warp(x, a.dim, key, 0);
+		v = hadamard_warp(v, a.dim);
+	s = warp_max(mine ? max4(v) : 0) / 448.0f;
+	if (mine)
+		((uint32_t *)key)[lane] = e4m3x4(v, s);
 	if (lane == 0)
-		a.scales[at] = var;
+		a.scales[at] = s;
 }
 
 /*
@@ -204,24 +239,15 @@ index_key(const latent_args &a, uint32_t i, const float *k, size_t at, float *x)
 __global__ void __launch_bounds__(1024)
 latents(const __grid_constant__ latent_args a)
 {
-	__shared__ float x[256];
 	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j;
 	const float *first = a.first + (size_t)j * a.ld;
-	size_t at = i;
 
-	if (blockIdx.y == 0) {
+	if (blockIdx.y == 0)
 		q_latent(a, j, first);
-		return;
-	}
-	if (a.row) {
-		if (a.row[i].pos % a.D != a.dr)
-			return;
-		at = place(a.row[i], a.D);
-	}
-	if (blockIdx.y == 1)
-		kv_row(a, i, first + a.kv_at, a.rows + at * a.row_bytes);
+	else if (blockIdx.y == 1)
+		kv_row(a, i, first + a.kv_at);
 	else if (threadIdx.x < 32)
-		index_key(a, i, first + a.k_at, at, x);
+		index_key(a, i, first + a.k_at);
 }
 
 struct store_args {
@@ -246,7 +272,7 @@ store_rows(store_args a)
 	if (row.pos % a.D != a.dr)
 		return;
 	from = a.owner[i] * a.attn_tp + a.tp;
-	at = place(row, a.D);
+	at = pool_row(row, a.D);
 	const uint32_t *s = (const uint32_t *)(a.rows.p[from] +
 	    (size_t)i * a.row_bytes);
 	uint32_t *d = (uint32_t *)(a.pool + at * a.row_bytes);
@@ -304,51 +330,47 @@ rope_queries(const __grid_constant__ query_args a)
 }
 
 /*
- * An index query, by one warp; x[dim] in shared memory. The head's weight gets
- * hi^-.5, dim^-.5 and, for fp8 keys, the query's own scale.
+ * An index query a warp. The head's weight gets hi^-.5, dim^-.5 and, for fp8
+ * keys, the query's own scale.
  */
-__device__ static void
-index_of_head(const query_args &a, uint32_t j, uint32_t i, uint32_t h, float *x)
-{
-	size_t at = (size_t)j * a.hi + h;
-	uint32_t lane = threadIdx.x % 32, half = a.r / 2;
-	float *q = a.iq + at * a.dim, wx = a.wx[(size_t)j * a.ld + h];
-	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), v = 0;
-
-	for (uint32_t d = lane; d < a.dim; d += 32)
-		x[d] = q[d];
-	rope_warp(x, a.cos + (size_t)i * half, a.sin + (size_t)i * half, a.r,
-	    a.interleave);
-	if (a.fp8 && a.hadamard)
-		hadamard_warp(x, a.dim);
-	if (a.fp8 && a.iq8) {
-		uint32_t y = a.tiled ? dcpg_q8_place(a.hi, h, 0) : h * 128;
-
-		f *= quantise_warp(x, a.dim, a.iq8 + (size_t)j * a.hi * 128 +
-		    y / 128 * 128, y % 128);
-	} else {
-		for (uint32_t d = lane; a.fp8 && d < a.dim; d += 32)
-			v = fmaxf(v, fabsf(x[d]));
-		v = warp_max(v) / 448.0f;
-		for (uint32_t d = lane; d < a.dim; d += 32)
-			q[d] = !a.fp8 ? x[d] :
-			    from_e4m3(to_e4m3(v > 0 ? x[d] / v : 0));
-		f *= a.fp8 ? v : 1;
-	}
-	if (lane == 0)
-		a.iw[at] = wx * f;
-}
-
 __global__ void __launch_bounds__(QUERY_THREADS)
 index_queries(const __grid_constant__ query_args a)
 {
-	extern __shared__ float sm[];
-	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j;
-	uint32_t w = threadIdx.x / 32;
-	uint32_t h = blockIdx.y * (QUERY_THREADS / 32) + w;
+	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j, half = a.r / 2;
+	uint32_t h = (blockIdx.y * QUERY_THREADS + threadIdx.x) / 32;
+	uint32_t lane = threadIdx.x % 32;
+	size_t at = (size_t)j * a.hi + h;
+	bool mine = lane < a.dim / 4;
+	float4 *q = (float4 *)(a.iq + at * a.dim) + lane;
+	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), wx, s;
+	float4 v = make_float4(0, 0, 0, 0), cs, sn;
 
-	if (h < a.hi)
-		index_of_head(a, j, i, h, sm + w * a.dim);
+	if (h >= a.hi)
+		return;
+	if (mine)
+		v = *q;
+	wx = a.wx[(size_t)j * a.ld + h];
+	cs = angles(a.cos + (size_t)i * half, half);
+	sn = angles(a.sin + (size_t)i * half, half);
+	v = rope_warp(v, cs, sn, half, a.interleave);
+	if (a.fp8) {
+		if (a.hadamard)
+			v = hadamard_warp(v, a.dim);
+		s = warp_max(mine ? max4(v) : 0) / 448.0f;
+		f *= s;
+		uint32_t codes = e4m3x4(v, s);
+
+		if (mine && a.iq8)
+			*(uint32_t *)(a.iq8 + (size_t)j * a.hi * a.dim +
+			    (a.tiled ? dcpg_q8_place(a.hi, h, 4 * lane) :
+			    h * a.dim + 4 * lane)) = codes;
+		v = make_float4(from_e4m3(codes), from_e4m3(codes >> 8),
+		    from_e4m3(codes >> 16), from_e4m3(codes >> 24));
+	}
+	if (mine && !(a.fp8 && a.iq8))
+		*q = v;
+	if (lane == 0)
+		a.iw[at] = wx * f;
 }
 
 static int
@@ -521,18 +543,25 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 }
 
 static int
+index_product(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	const dcpg_mat *w = &r->layer[layer].idx_q_b;
+
+	if (r->m == 0 || !c->s.model.full[layer])
+		return 0;
+	return linear(c, r, w, r->qr16, r->iq, true, w->n);
+}
+
+static int
 index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
 	dcpg_first f = dcpg_first_of(m, layer);
-	dcpg_mat *qb = &r->layer[layer].idx_q_b;
 	uint32_t warps = QUERY_THREADS / 32;
 	query_args a = {};
-	int rc;
 
 	if (r->m == 0 || !m->full[layer])
 		return 0;
-	rc = linear(c, r, qb, r->qr16, r->iq, true, qb->n);
 	a.own = r->own;
 	a.cos = r->cos;
 	a.sin = r->sin;
@@ -549,12 +578,14 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.hadamard = m->idx_hadamard;
 	a.fp8 = c->s.idx == DCPK_KV_FP8;
 	index_queries<<<dim3(r->m, (a.hi + warps - 1) / warps), QUERY_THREADS,
-	    warps * a.dim * sizeof(float), r->st>>>(a);
-	return rc | DCPG_LAUNCHED("index_queries");
+	    0, r->st>>>(a);
+	return DCPG_LAUNCHED("index_queries");
 }
 
 /*
- * Decode: q on the side stream, its way to the group included. The push waits
+ * Decode: q on the side stream, its way to the group included, and behind the
+ * index query's product: beside each other both take their whole bytes' time,
+ * and the index is what attention waits for longest. The push waits
  * for peers, so it is enqueued when all ranks have what is before it: loading
  * a kernel's code may wait for the device.
  */
@@ -567,6 +598,7 @@ queries_aside(dcpk_ctx *c, uint32_t layer)
 		dcpg_rank *r = &c->r[i];
 
 		cudaSetDevice(r->dev);
+		rc |= index_product(c, r, layer);
 		rc |= dcpg_fork(r);
 		dcpg_aside(r);
 		rc |= queries(c, r, layer);
@@ -615,6 +647,7 @@ dcpg_attn_in_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= queries(c, &c->r[i], layer);
+		rc |= index_product(c, &c->r[i], layer);
 		rc |= index_query(c, &c->r[i], layer);
 	}
 	for (uint32_t i = 0; dcpg_pushes_q(c) && i < c->W; i++) {

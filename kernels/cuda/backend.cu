@@ -452,8 +452,8 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	    t->attn_tp * t->cp != t->world || t->world % t->dcp != 0 ||
 	    DCPK_PAGE % t->dcp != 0 || m->heads % t->world != 0)
 		return fail(err, -EINVAL, "cuda: bad topology");
-	if (m->rope > 256 || m->rope % 4 != 0 || m->kv_lora % 8 != 0 ||
-	    m->idx_dim > 256 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
+	if (m->rope > 128 || m->rope % 8 != 0 || m->kv_lora % 8 != 0 ||
+	    m->idx_dim > 128 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
 	    m->topk > 8192 || m->hidden % 4 != 0 || m->hidden > 16384 ||
 	    m->q_lora % 4 != 0 || m->q_lora > 4096 || m->kv_lora > 4096 ||
 	    m->nope % 2 != 0 || m->experts > 1024 ||
@@ -572,11 +572,17 @@ cuda_close(dcpk_ctx *c)
 
 extern "C" void dcpg_kernel_limits(void);
 
+/* The main stream's blocks go first where both have some. */
 static bool
-stream(cudaStream_t *st)
+streams(dcpg_rank *r)
 {
-	return cudaStreamCreateWithFlags(st, cudaStreamNonBlocking) ==
-	    cudaSuccess;
+	int least, greatest;
+
+	return cudaDeviceGetStreamPriorityRange(&least, &greatest) ==
+	    cudaSuccess && cudaStreamCreateWithPriority(&r->st,
+	    cudaStreamNonBlocking, greatest) == cudaSuccess &&
+	    cudaStreamCreateWithPriority(&r->side, cudaStreamNonBlocking,
+	    least) == cudaSuccess;
 }
 
 static bool
@@ -620,8 +626,7 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	c->got[i].rows = rows_bytes(c);
 	c->got[i].index = keys_bytes(c) + scales_bytes(c);
 	c->got[i].workspace = bytes;
-	if (dcpg_lost_open(c, r) != 0 ||
-	    !stream(&r->st) || !stream(&r->side) || !event(&r->met) ||
+	if (dcpg_lost_open(c, r) != 0 || !streams(r) || !event(&r->met) ||
 	    !event(&r->end) || !event(&r->forked) || !event(&r->joined) ||
 	    cublasLtCreate(&r->lt) != CUBLAS_STATUS_SUCCESS)
 		return fail(err, -EIO, "cuda: rank %u on GPU %d: no stream or "
