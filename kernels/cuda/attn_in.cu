@@ -21,12 +21,6 @@ from_lane(float4 v, uint32_t l)
 }
 
 __device__ static inline float
-dot4(float4 v)
-{
-	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-}
-
-__device__ static inline float
 max4(float4 v)
 {
 	return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)),

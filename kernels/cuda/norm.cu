@@ -106,21 +106,23 @@ sum_norm(const __grid_constant__ norm_args a)
 	if (a.T != 0) {
 		dcpg::meet_in(a.peer, blockIdx.x == 0);
 		if (mine)
-			*x = v = v + parts(a, i, at);
+			v = v + parts(a, i, at);
 	}
 	if (a.w) {
-		/* all blocks run before one writes to another */
+		/* all blocks run before one writes to another; what is stored
+		 * before the sum its barrier would wait for */
 		dcpg::cluster_wait();
-		s = cluster_sum(v.x * v.x + v.y * v.y + v.z * v.z +
-		    v.w * v.w);
+		s = cluster_sum(dot4(v));
 		s = rsqrtf(s / (float)a.n + a.eps);
-		v = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
+		w = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
 		    v.w * s * w.w);
 		if (mine)
-			((bf16x4 *)(a.h + (size_t)j * a.n))[at] = bf16_of(v);
+			((bf16x4 *)(a.h + (size_t)j * a.n))[at] = bf16_of(w);
 		if (mine && a.hf)
-			((float4 *)(a.hf + (size_t)j * a.n))[at] = v;
+			((float4 *)(a.hf + (size_t)j * a.n))[at] = w;
 	}
+	if (mine && a.T != 0)
+		*x = v;
 	if (a.T != 0)
 		dcpg::meet_out(a.peer, gridDim.x);
 }

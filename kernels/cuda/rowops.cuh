@@ -94,6 +94,12 @@ bf16_of(float4 v)
 		__floats2bfloat162_rn(v.z, v.w) };
 }
 
+__device__ static inline float
+dot4(float4 v)
+{
+	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+
 /* v / scale as four codes in order of address; scale 0: zeros. */
 __device__ static inline uint32_t
 e4m3x4(float4 v, float scale)
