@@ -85,7 +85,7 @@ struct latent_args {
 	float eps;
 	bool interleave, hadamard;
 	const uint32_t *own;
-	const float *first;	/* [m][ld]: q's latent, then at kv_at and k_at */
+	const float *first;	/* [m][ld]: see dcpg_first */
 	uint32_t ld, kv_at, k_at;
 	const float *cos, *sin;
 	const float *qw, *kvw, *kw, *kb;
