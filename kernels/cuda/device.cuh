@@ -319,10 +319,11 @@ void dcpg_product_forget(void);
 /* attend_op.cu: q to the group's ranks in decode */
 bool dcpg_pushes_q(const dcpk_ctx *);
 int dcpg_push_q(dcpk_ctx *, dcpg_rank *);
-/* norm.cu: h of a layer's attention; attention's or the FFN's partials of all
- * ranks into x, and the h that comes next */
+/* norm.cu: h of a layer's attention; hs of n samples; attention's or the FFN's
+ * partials of all ranks into x, and the h that comes next */
 int dcpg_norm_init(void);
 int dcpg_in_norm(dcpk_ctx *, dcpg_rank *, uint32_t layer);
+int dcpg_final_norm(dcpk_ctx *, dcpg_rank *, uint32_t s0, uint32_t n);
 int dcpg_sum_norm(dcpk_ctx *, bool attention, uint32_t layer);
 
 /* wire.cu: the merge with partial outputs that cross as fp8 */

@@ -25,7 +25,9 @@ struct norm_args {
 	uint32_t T;
 	struct dcpg_peer peer;	/* world 0: they have met */
 	const float *w;		/* NULL: no norm */
-	const uint32_t *own;	/* the rows, NULL: all */
+	/* the rows: these, or those of samples, or (both NULL) all */
+	const uint32_t *own;
+	const dcpk_sample *samples;
 	float eps;
 	bf16 *h;
 	float *hf;		/* or NULL */
@@ -88,7 +90,8 @@ cluster_sum(float v)
 __global__ void __cluster_dims__(SHARE, 1, 1) __launch_bounds__(1024)
 sum_norm(const __grid_constant__ norm_args a)
 {
-	uint32_t j = blockIdx.x / SHARE, i = a.own ? a.own[j] : j;
+	uint32_t j = blockIdx.x / SHARE, i = a.own ? a.own[j] :
+	    a.samples ? a.samples[j].row : j;
 	uint32_t n4 = a.n / 4, per = (n4 + SHARE - 1) / SHARE;
 	uint32_t at = blockIdx.x % SHARE * per + threadIdx.x;
 	bool mine = threadIdx.x < per && at < n4;
@@ -171,6 +174,20 @@ dcpg_in_norm(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.h = r->h;
 	a.n = c->s.model.hidden;
 	return launch(r, &a, r->m);
+}
+
+int
+dcpg_final_norm(dcpk_ctx *c, dcpg_rank *r, uint32_t s0, uint32_t n)
+{
+	norm_args a = {};
+
+	a.x = r->x;
+	a.w = r->final_norm;
+	a.samples = DCPG_PLAN(c, r, dcpk_sample, samples_off) + s0;
+	a.eps = c->s.model.eps;
+	a.h = r->hs;
+	a.n = c->s.model.hidden;
+	return launch(r, &a, n);
 }
 
 /* The norm that follows: the FFN's, or the next layer's. */

@@ -64,22 +64,6 @@ dcpg_embed_op(dcpk_ctx *c, uint32_t rank)
 	return rc;
 }
 
-/* Normed rows of the samples s0.. of the step. */
-__global__ void
-norm_samples(const float *x, const float *w, const dcpk_sample *s, uint32_t n,
-    float eps, bf16 *h)
-{
-	const float *a = x + (size_t)s[blockIdx.x].row * n;
-	float t = 0;
-
-	for (uint32_t d = threadIdx.x; d < n; d += blockDim.x)
-		t += a[d] * a[d];
-	t = rsqrtf(block_sum(t) / (float)n + eps);
-	for (uint32_t d = threadIdx.x; d < n; d += blockDim.x)
-		h[(size_t)blockIdx.x * n + d] =
-		    __float2bfloat16(a[d] * t * w[d]);
-}
-
 /* All ranks' columns of one sample into [V]; grid (columns, samples). */
 __global__ void
 collect(dcpg_peers<float> l, uint32_t W, const uint32_t *first, uint32_t V,
@@ -367,9 +351,7 @@ logits(dcpk_ctx *c, uint32_t s0)
 		dcpg_prod p = {};
 
 		cudaSetDevice(r->dev);
-		norm_samples<<<n, 256, 0, r->st>>>(r->x, r->final_norm,
-		    DCPG_PLAN(c, r, dcpk_sample, samples_off) + s0, m->hidden,
-		    m->eps, r->hs);
+		rc |= dcpg_final_norm(c, r, s0, n);
 		p.w = r->lm_head.w;
 		p.x = r->hs;
 		p.y = r->logits;
