@@ -309,11 +309,12 @@ def small_fp8():
 
 
 def fp8_against_cpu(gpu, cpu, n):
-    """The CPU quantises activations alike (quant_act). Sums of another order
-    move codes by one, and with random weights that grows: on the CPU itself tp1
-    and tp2 + dcp2 differ by 0.04 of a row's norm (median), and by more than 1
-    where a near-tie of the router falls the other way; quantising or not is
-    0.1."""
+    """The CPU quantises activations too (quant_act), but of the experts as well
+    (0.04 of a row's norm, median, on the CPU itself) and without rounding them
+    to bf16 first. Sums of another order move codes by one, and with random
+    weights that grows: on the CPU tp1 and tp2 + dcp2 differ by 0.04, and by
+    more than 1 where a near-tie of the router falls the other way. Two H200s:
+    0.10 to 0.11 in every layout. A product that is wrong is off by 1."""
     global failed
     rng = np.random.default_rng(11)
     job = dict(model=small_fp8(), dummy=True, decode=4, chunk=256, batch=3,
@@ -334,7 +335,7 @@ def fp8_against_cpu(gpu, cpu, n):
             a = np.stack([want["logits"][at[k]] for k in keys])
             b = np.stack([got["logits"][mine[k]] for k in keys])
             d = np.linalg.norm(a - b, axis=1) / np.linalg.norm(a, axis=1)
-        bad = bool(err) or not np.median(d) < 0.06
+        bad = bool(err) or not np.median(d) < 0.2
         failed += bad
         print(f"{'FAIL' if bad else 'ok  '} FP8 weights kept against the CPU, "
               f"{name(how)}: {len(d)} rows differ by {np.median(d):.3g} of "
