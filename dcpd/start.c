@@ -193,9 +193,9 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->max_running = o->max_running;
 	in->threads = o->cpu_threads;
 	in->ranks_per_gpu = o->ranks_per_gpu;
-	in->comm = (enum dcpk_comm)o->dcp_comm;
+	in->comm = dcpd_options_comm(o);
 	in->wire = dcpd_options_wire(o);
-	in->graph_rows = o->cuda_graph_max_bs;
+	in->graph_rows = dcpd_options_graph_rows(o);
 	in->flags = DCPK_GUARD |
 	    (o->quantize_activations ? DCPK_QUANT_ACT : 0) |
 	    (o->fp8_gemm == DCPD_FP8_CUBLASLT ? DCPK_FP8_WEIGHTS : 0);
@@ -436,13 +436,13 @@ phase_graphs(struct dcpd_daemon *d, struct dcpd_err *err)
 	uint32_t made;
 	int rc;
 
-	if (d->opt.cuda_graph_max_bs == 0)
+	if (dcpd_options_graph_rows(&d->opt) == 0)
 		return 0;
 	phase(d, "graphs");
 	rc = dcpd_engine_graphs(&d->model, &made, err);
 	if (rc != 0)
 		return rc;
-	phase_done(d, "%u of up to %u rows", made, d->opt.cuda_graph_max_bs);
+	phase_done(d, "%u of up to %u rows", made, dcpd_options_graph_rows(&d->opt));
 	return 0;
 }
 

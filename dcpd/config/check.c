@@ -24,7 +24,7 @@ check_cuda(const struct dcpd_options *o, struct dcpd_err *err)
 	if (o->quantize_activations)
 		return dcpd_fail(err, -EINVAL, "--quantize-activations: only "
 		    "with --device cpu, a GPU does it anyway; leave it out");
-	if (!DCPD_GIVEN(o, dcp_comm) || o->dcp_comm == DCPD_COMM_P2P)
+	if (o->dcp_comm == DCPD_COMM_AUTO || o->dcp_comm == DCPD_COMM_P2P)
 		return 0;
 	if (o->tp == 1)
 		return dcpd_fail(err, -EINVAL, "--dcp-comm %s: with --tp 1 "
@@ -33,7 +33,8 @@ check_cuda(const struct dcpd_options *o, struct dcpd_err *err)
 		return dcpd_fail(err, -EINVAL, "--dcp-comm %s: needs a GPU for "
 		    "each rank, --ranks-per-gpu is %u; use --dcp-comm p2p",
 		    comm, o->ranks_per_gpu);
-	if (o->dcp_comm == DCPD_COMM_NCCL && o->cuda_graph_max_bs > 0)
+	if (o->dcp_comm == DCPD_COMM_NCCL &&
+	    DCPD_GIVEN(o, cuda_graph_max_bs) && o->cuda_graph_max_bs > 0)
 		return dcpd_fail(err, -EINVAL, "--cuda-graph-max-bs %u: not "
 		    "with --dcp-comm nccl, whose calls are not captured; use "
 		    "p2p or peer, or 0", o->cuda_graph_max_bs);
@@ -213,6 +214,22 @@ dcpd_options_check(const struct dcpd_options *o, struct dcpd_err *err)
 	if ((rc = dcpd_layout_check(&layout, err)) != 0)
 		return rc;
 	return check_cp(o, err);
+}
+
+enum dcpk_comm
+dcpd_options_comm(const struct dcpd_options *o)
+{
+	if (o->dcp_comm != DCPD_COMM_AUTO)
+		return (enum dcpk_comm)(o->dcp_comm - DCPD_COMM_P2P);
+	return o->device == DCPD_DEVICE_CUDA && o->tp > 1 &&
+	    o->ranks_per_gpu <= 1 ? DCPK_COMM_PEER : DCPK_COMM_EVENT;
+}
+
+uint32_t
+dcpd_options_graph_rows(const struct dcpd_options *o)
+{
+	return o->device == DCPD_DEVICE_CUDA &&
+	    o->dcp_comm != DCPD_COMM_NCCL ? o->cuda_graph_max_bs : 0;
 }
 
 enum dcpk_wire

@@ -69,22 +69,22 @@ X(CHECK, BOOL, cp_decode_tp, "enable-cp-decode-attn-tp", "", "", "", \
   "head slices of the replicated weights; an error without them") \
 X(ACT, ENUM, prefill_way, "prefill-way", "", "auto", "auto|q|kv|a2a", \
   "what a prefill under DCP moves; auto: the way predicted fastest") \
-X(ACT, ENUM, dcp_comm, "dcp-comm", "", "", "p2p=event|peer|nccl", \
+X(ACT, ENUM, dcp_comm, "dcp-comm", "", "auto", "auto|p2p=event|peer|nccl", \
   "how GPUs wait for each other: p2p by events; peer by flags in peer " \
-  "memory, a GPU for each rank; nccl as p2p, with sums of partials by NCCL. " \
-  "--device cuda only") \
+  "memory, a GPU for each rank; nccl as p2p, with sums of partials by NCCL; " \
+  "auto: peer where it can be. --device cuda only") \
 X(ACT, ENUM, dcp_wire, "dcp-wire", "", "auto", \
   "auto|f32=float32|bf16=bfloat16|fp8_e4m3=fp8", \
   "what a rank sends of an attention output that the group merges; fp8_e4m3: " \
   "with a scale per head and 128 columns. auto: f32 on the CPU, bf16 on " \
   "GPUs. Only with --dcp-size above 1") \
-X(ACT, U32, cuda_graph_max_bs, "cuda-graph-max-bs", "", "0", "0..4096", \
-  "decode passes of up to so many rows are captured and replayed as CUDA " \
-  "graphs, captured at start; 0: none. --device cuda only") \
+X(ACT, U32, cuda_graph_max_bs, "cuda-graph-max-bs", "", "64", "0..4096", \
+  "decode passes of up to so many rows are replayed as CUDA graphs, captured " \
+  "at start; 0: none, as always with --dcp-comm nccl. --device cuda only") \
 X(ACT, ENUM, fp8_gemm, "fp8-gemm-backend", "", "bf16", "bf16|cublaslt", \
   "FP8 weights: expanded to bf16 as they are loaded, or kept in FP8 with " \
-  "their scales; cublaslt has not been run or measured yet. --device cuda " \
-  "only") \
+  "their scales; cublaslt was checked with equal scales alone so far. " \
+  "--device cuda only") \
 X(ACT, U32, ranks_per_gpu, "ranks-per-gpu", "", "", "1..64", \
   "ranks that share one GPU; --device cuda only") \
 X(CHECK, ENUM, attn_backend, "attention-backend", "", "dsa", "dsa|nsa", \

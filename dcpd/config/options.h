@@ -62,7 +62,7 @@ extern const struct dcpd_flag_def dcpd_flag_defs[];
 
 /* Values of ENUM flags that code compares with. */
 enum { DCPD_DEVICE_CPU, DCPD_DEVICE_CUDA };
-enum { DCPD_COMM_P2P, DCPD_COMM_PEER, DCPD_COMM_NCCL };	/* dcpk_comm */
+enum { DCPD_COMM_AUTO, DCPD_COMM_P2P, DCPD_COMM_PEER, DCPD_COMM_NCCL };
 enum { DCPD_FP8_BF16, DCPD_FP8_CUBLASLT };
 enum { DCPD_ENGINE_MODEL, DCPD_ENGINE_NULL };
 enum { DCPD_EPS_1E6, DCPD_EPS_CONFIG };
@@ -110,6 +110,9 @@ int dcpd_options_chat(const struct dcpd_options *, const char *model_type,
     struct dcpd_err *);
 /* -1: by prediction, or enum dcpk_way */
 int dcpd_options_way(const struct dcpd_options *);
+/* --dcp-comm and --cuda-graph-max-bs as the backend is to have them. */
+enum dcpk_comm dcpd_options_comm(const struct dcpd_options *);
+uint32_t dcpd_options_graph_rows(const struct dcpd_options *);
 /* --dcp-wire, auto resolved. */
 enum dcpk_wire dcpd_options_wire(const struct dcpd_options *);
 int dcpd_options_log_level(const struct dcpd_options *);	/* LOG_* */

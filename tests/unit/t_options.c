@@ -133,6 +133,41 @@ START_TEST(checked_flags)
 }
 END_TEST
 
+/* What a GPU does unasked: flags in peer memory where each rank has a GPU of
+ * its own, and graphs; never what its own flags forbid. */
+START_TEST(gpu_defaults)
+{
+	static const struct {
+		const char *args;
+		enum dcpk_comm comm;
+		uint32_t graph_rows;
+	} c[] = {
+		{ "--model m --tp 8", DCPK_COMM_EVENT, 0 },
+		{ "--model m --device cuda", DCPK_COMM_EVENT, 64 },
+		{ "--model m --device cuda --tp 2", DCPK_COMM_PEER, 64 },
+		{ "--model m --device cuda --tp 2 --ranks-per-gpu 2",
+		    DCPK_COMM_EVENT, 64 },
+		{ "--model m --device cuda --tp 2 --dcp-comm p2p",
+		    DCPK_COMM_EVENT, 64 },
+		{ "--model m --device cuda --tp 2 --dcp-comm nccl",
+		    DCPK_COMM_NCCL, 0 },
+		{ "--model m --device cuda --tp 2 --dcp-comm peer "
+		    "--cuda-graph-max-bs 8", DCPK_COMM_PEER, 8 },
+		{ "--model m --device cuda --cuda-graph-max-bs 0",
+		    DCPK_COMM_EVENT, 0 },
+	};
+	struct dcpd_options o;
+
+	for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+		good(c[i].args, &o);
+		ck_assert_msg(dcpd_options_comm(&o) == c[i].comm &&
+		    dcpd_options_graph_rows(&o) == c[i].graph_rows, "%s",
+		    c[i].args);
+		dcpd_options_free(&o);
+	}
+}
+END_TEST
+
 START_TEST(refused_flags)
 {
 	bad("--model m --api-key secret", "--api-key", "--api-key-file");
@@ -480,6 +515,7 @@ main(void)
 
 	tcase_add_test(t, defaults_and_values);
 	tcase_add_test(t, checked_flags);
+	tcase_add_test(t, gpu_defaults);
 	tcase_add_test(t, refused_flags);
 	tcase_add_test(t, mistakes);
 	tcase_add_test(t, config_file);
