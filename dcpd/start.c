@@ -442,7 +442,8 @@ phase_graphs(struct dcpd_daemon *d, struct dcpd_err *err)
 	rc = dcpd_engine_graphs(&d->model, &made, err);
 	if (rc != 0)
 		return rc;
-	phase_done(d, "%u of up to %u rows", made, dcpd_options_graph_rows(&d->opt));
+	phase_done(d, "%u of up to %u rows", made,
+	    dcpd_options_graph_rows(&d->opt));
 	return 0;
 }
 

@@ -74,7 +74,8 @@ def main():
         elif gpus < 2:
             print(f"stuck peer, {case}: not run: needs two GPUs")
         elif case == "events":
-            run("stuck peer, events", "hog 1 8", tp2, 60, ["stuck: step",
+            run("stuck peer, events", "hog 1 8",
+                [*tp2, "--dcp-comm", "p2p"], 60, ["stuck: step",
                 "rank 1 on GPU 1 does not answer", "it is lost"])
         else:
             run("stuck peer, flags", "hog 1 8", [*tp2, "--dcp-comm", "peer"],
