@@ -27,6 +27,16 @@ dcpk_graph_bucket(const struct dcpk_setup *s, uint32_t rows)
 /* Keys of one rank that the fast selection takes; select.cu has the same. */
 #define DCPK_FAST_KEYS 2097152u
 
+/* index.cu, index_rows.cu and select.cu have this shape. */
+static inline bool
+dcpk_fast_index(const struct dcpk_setup *s)
+{
+	uint32_t h = s->model.idx_heads;
+
+	return s->idx == DCPK_KV_FP8 && s->model.idx_dim == 128 &&
+	    (h == 8 || h == 16 || h == 32 || h == 64);
+}
+
 static inline uint32_t
 dcpk_graph_bound(const struct dcpk_setup *s, uint32_t longest)
 {

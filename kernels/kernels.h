@@ -295,7 +295,7 @@ struct dcpk_speed {
 	double call_s;		/* fixed price of one collective */
 	/* Of all ranks together, the best there is; 0: not measured. */
 	double read_bytes_s;	/* weights, each once */
-	double flops_s;		/* multiply-adds count two; CUDA: of bf16 */
+	double flops_s;		/* multiply-adds count two */
 };
 
 enum dcpk_peek {

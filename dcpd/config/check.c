@@ -84,7 +84,11 @@ check_cp(const struct dcpd_options *o, struct dcpd_err *err)
 	if (DCPD_GIVEN(o, prefill_way) && o->prefill_way != 0 && o->dcp == 1)
 		return dcpd_fail(err, -EINVAL, "--prefill-way: only with "
 		    "--dcp-size above 1; leave it out");
-	if (DCPD_GIVEN(o, dcp_wire) && o->dcp == 1)
+	if (o->device == DCPD_DEVICE_CUDA && o->dcp_wire == 1 +
+	    DCPK_WIRE_F32)
+		return dcpd_fail(err, -EINVAL, "--dcp-wire f32: for the CPU "
+		    "alone; use bf16 or fp8_e4m3");
+	if (o->dcp_wire != 0 && o->dcp == 1)	/* 0: auto */
 		return dcpd_fail(err, -EINVAL, "--dcp-wire: only with "
 		    "--dcp-size above 1, else no partial output is sent; "
 		    "leave it out");

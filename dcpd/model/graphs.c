@@ -20,7 +20,8 @@
 static bool
 too_long(const struct dcpk_setup *s, uint32_t bound)
 {
-	return bound > (uint64_t)DCPK_FAST_KEYS * s->topo.dcp;
+	return bound > (dcpk_fast_index(s) ? (uint64_t)DCPK_FAST_KEYS *
+	    s->topo.dcp : 32768);
 }
 
 /* A pass of `rows` rows at the end of contexts of `bound` tokens, in b. */

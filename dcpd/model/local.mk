@@ -24,6 +24,11 @@ TESTS += tests/unit/t_floor
 tests_unit_t_floor_SOURCES = tests/unit/t_floor.c tests/unit/model_util.h
 tests_unit_t_floor_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
+check_PROGRAMS += tests/unit/t_graphs
+TESTS += tests/unit/t_graphs
+tests_unit_t_graphs_SOURCES = tests/unit/t_graphs.c tests/unit/model_util.h
+tests_unit_t_graphs_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
+
 check_PROGRAMS += tests/unit/t_config
 TESTS += tests/unit/t_config
 tests_unit_t_config_SOURCES = tests/unit/t_config.c tests/unit/model_util.h \

@@ -30,11 +30,6 @@ TESTS += tests/unit/t_prefix
 tests_unit_t_prefix_SOURCES = tests/unit/t_prefix.c
 tests_unit_t_prefix_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
 
-check_PROGRAMS += tests/unit/t_graphs
-TESTS += tests/unit/t_graphs
-tests_unit_t_graphs_SOURCES = tests/unit/t_graphs.c tests/unit/model_util.h
-tests_unit_t_graphs_LDADD = $(DCPD_LIBS) $(TEST_LIBS)
-
 check_PROGRAMS += tests/unit/t_host
 TESTS += tests/unit/t_host
 tests_unit_t_host_SOURCES = tests/unit/t_host.c tests/unit/model_util.h

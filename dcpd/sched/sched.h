@@ -12,10 +12,10 @@
 #include "dcpd/text/text.h"
 #include "kernels/kernels.h"
 
-/* What runs a plan: a model on a backend, or the null engine. */
 struct dcpd_pass;
 struct dcpd_floor;
 
+/* What runs a plan: a model on a backend, or the null engine. */
 struct dcpd_engine {
 	const char *name;
 	void *self;
@@ -80,7 +80,8 @@ json_t *dcpd_sched_requests(struct dcpd_sched *);
 /*
  * page_map.c: what the pool holds, the same on every rank. "runs" is owner,
  * cells, owner, cells, ...: a request's id, 0 free, -1 the prefix cache alone,
- * -2 several requests, -3 a pin and no request. A cell is "pages_per_cell" pages, shown by one of them.
+ * -2 several requests, -3 a pin and no request. A cell is "pages_per_cell"
+ * pages, shown by one of them.
  */
 json_t *dcpd_sched_page_map(struct dcpd_sched *);
 int dcpd_sched_cancel(struct dcpd_sched *, uint64_t id);

@@ -72,7 +72,8 @@ part_lse(struct dcpk_ctx *c, uint32_t i, uint32_t rank)
  * receive them. Its own heads are not sent.
  */
 static void
-send_heads(const struct dcpk_ctx *c, uint32_t rank, struct dcpc_range hr, float *o)
+send_heads(const struct dcpk_ctx *c, uint32_t rank, struct dcpc_range hr,
+    float *o)
 {
 	const struct dcpk_topo *t = &c->s.topo;
 	uint32_t n = c->s.model.kv_lora, h;

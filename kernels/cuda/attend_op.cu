@@ -314,6 +314,16 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w)
 	return dcpg_value(&a, r->st);
 }
 
+/* On the device before a peer spins in it there, as dcpg_norm_init's. */
+int
+dcpg_merge_init(void)
+{
+	cudaFuncAttributes f;
+
+	return cudaFuncGetAttributes(&f, merge_parts) == cudaSuccess ? 0 :
+	    -EIO;
+}
+
 static int
 merge(dcpk_ctx *c, dcpg_rank *r)
 {

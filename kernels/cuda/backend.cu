@@ -229,21 +229,11 @@ score_floats(const dcpk_ctx *c)
 	    std::min(DCPG_SCORES, prefill_share(c) * ctx)));
 }
 
-/* index.cu, index_rows.cu and select.cu have this shape. */
-static bool
-can_fast_rows(const dcpk_setup *s)
-{
-	uint32_t h = s->model.idx_heads;
-
-	return s->idx == DCPK_KV_FP8 && s->model.idx_dim == 128 &&
-	    (h == 8 || h == 16 || h == 32 || h == 64);
-}
-
 /* In decode lists come as pool rows, of which positions cannot be kept. */
 static bool
 can_fast_index(const dcpk_setup *s)
 {
-	return can_fast_rows(s) && (s->flags & DCPK_KEEP_SELECT) == 0;
+	return dcpk_fast_index(s) && (s->flags & DCPK_KEEP_SELECT) == 0;
 }
 
 static size_t
@@ -272,7 +262,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->scores = TAKE(score_floats(c), float);
 	r->list = TAKE(M * m->topk, uint32_t);
 	r->count = TAKE(M, uint32_t);
-	if (can_fast_rows(&c->s)) {
+	if (dcpk_fast_index(&c->s)) {
 		size_t n = c->s.max_rows;
 
 		r->iq8 = TAKE(M * m->idx_heads * 128, uint8_t);
@@ -444,7 +434,13 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	if (s->comm != DCPK_COMM_EVENT && s->ranks_per_gpu > 1)
 		return fail(err, -EINVAL, "cuda: --dcp-comm peer and nccl "
 		    "need a GPU for each rank; use p2p");
-	/* rows of a pass are the second dimension of some launches */
+	/* rows of a pass, and their experts' tiles of 16, are the second
+	 * dimension of some launches */
+	if (m->experts != 0 && (uint64_t)std::max(s->max_prefill,
+	    s->max_rows) * m->experts_tok / 16 + m->experts > 65535)
+		return fail(err, -EINVAL, "cuda: %u rows of %u experts each "
+		    "are too many for a pass; lower --chunked-prefill-size",
+		    std::max(s->max_prefill, s->max_rows), m->experts_tok);
 	if (s->max_prefill > 65535 || s->max_rows > 65535)
 		return fail(err, -EINVAL, "cuda: a pass has 65535 rows at "
 		    "most; lower --chunked-prefill-size");
@@ -605,7 +601,9 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	r->dr = i % c->D;
 	cudaSetDevice(r->dev);
 	dcpg_kernel_limits();
-	if (dcpg_init() != 0 || dcpg_peer_init() != 0 || dcpg_norm_init() != 0)
+	if (dcpg_init() != 0 || dcpg_peer_init() != 0 ||
+	    dcpg_norm_init() != 0 || dcpg_merge_init() != 0 ||
+	    dcpg_wire_init() != 0)
 		return fail(err, -EIO, "cuda: GPU %d: %s", r->dev,
 		    cudaGetErrorString(cudaGetLastError()));
 	r->rows = (uint8_t *)pool(c, rows_bytes(c));
@@ -761,7 +759,7 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 		c->longest = std::max(c->longest, DCPK_ROWS(p)[i].pos + 1);
 	c->fast_index = !c->prefill && can_fast_index(&c->s) &&
 	    dcpk_shard_len(c->longest, 0, c->D) <= DCPK_FAST_KEYS;
-	c->fast_rows = c->prefill && can_fast_rows(&c->s) &&
+	c->fast_rows = c->prefill && dcpk_fast_index(&c->s) &&
 	    c->longest <= DCPG_MAX_SHARD;
 	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
 	    c->s.model.rope == DCPG_ROPE;

@@ -36,7 +36,8 @@ build tests/gpu/fault.cu
 $nvcc $flags -shared $objs -o "$out/libdcpg.so"
 $nvcc $flags "$out/kernel_test.o" "$out/experts_test.o" "$out/rows_test.o" \
 	$objs -o "$out/kernel_test"
-$nvcc $flags "$out/kernel_bench.o" "$out/experts_bench.o" $objs -o "$out/kernel_bench"
+$nvcc $flags "$out/kernel_bench.o" "$out/experts_bench.o" $objs \
+	-o "$out/kernel_bench"
 $nvcc $flags "$out/peer_test.o" "$out/peer.o" -o "$out/peer_test"
 $nvcc $flags -shared "$out/fault.o" -o "$out/libfault.so"
 $nvcc $flags -shared tests/gpu/trace.cc -o "$out/libtrace.so" -lcupti

@@ -5,8 +5,9 @@
  * its own stream of its own device; ranks may share a device. Where ranks
  * exchange data, every stream waits for an event of every other, or for a flag
  * that every other writes into its memory (dcpg_meet): afterwards each may read
- * what the others wrote, through peer memory. The host never waits inside a
- * step, except for the sampled tokens at its end.
+ * what the others wrote, through peer memory. The host waits for the sampled
+ * tokens at a step's end, and inside a step only when it is four layers ahead
+ * (lost.cu).
  *
  * A buffer that peers read is not written again before another meeting has
  * passed; that is why attention and FFN have partial sums of their own.
@@ -284,7 +285,7 @@ bool dcpg_graph_plan(dcpk_ctx *, const dcpk_plan *);
 int dcpg_graph_begin(dcpk_ctx *);
 int dcpg_graph_end(dcpk_ctx *);
 
-/* select_op.cu: a request's rows or index keys, in order of position */
+/* prefill.cu: a request's rows or index keys, in order of position */
 int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,
     bool keys);
 
@@ -322,6 +323,8 @@ int dcpg_push_q(dcpk_ctx *, dcpg_rank *);
 /* norm.cu: h of a layer's attention; hs of n samples; attention's or the FFN's
  * partials of all ranks into x, and the h that comes next */
 int dcpg_norm_init(void);
+int dcpg_merge_init(void);	/* attend_op.cu */
+int dcpg_wire_init(void);	/* wire.cu */
 int dcpg_in_norm(dcpk_ctx *, dcpg_rank *, uint32_t layer);
 int dcpg_final_norm(dcpk_ctx *, dcpg_rank *, uint32_t s0, uint32_t n);
 int dcpg_sum_norm(dcpk_ctx *, bool attention, uint32_t layer);

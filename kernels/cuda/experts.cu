@@ -9,8 +9,9 @@
  * bytes, rows of x by 16-byte copies of the threads that bring; both stand in
  * shared memory with the 128-byte swizzle. Gate and up of an element end in one
  * thread, which applies SiLU and the product. Where there are too few blocks, a
- * cluster shares the columns and adds up in shared memory, always in the same
- * order: sums do not depend on who else is in the batch.
+ * cluster shares the columns and adds up in shared memory, in the same order
+ * whoever else is in the batch; in how many parts follows from the number of
+ * rows.
  *
  * e4m3: a stage is 128 columns, so one scale for each 64 rows. A thread makes
  * bf16 of 16 adjacent bytes (dcpk_e4m3_at put its elements there) and
@@ -520,7 +521,8 @@ expert_kernel(const __grid_constant__ CUtensorMap m0,
 		if (S::TILE == 16 || p.cnt <= 16)
 			compute<S, GLU, 16>(a, p, buf, bars, sc);
 		else if (S::TILE > 16 && p.cnt <= S::TILE / 2)
-			compute<S, GLU, S::TILE == 16 ? 16 : S::TILE / 2>(a, p, buf, bars, sc);
+			compute<S, GLU, S::TILE == 16 ? 16 :
+			    S::TILE / 2>(a, p, buf, bars, sc);
 		else
 			compute<S, GLU, S::TILE>(a, p, buf, bars, sc);
 	}

@@ -2,7 +2,7 @@
  * FFN: dense through cuBLASLt; routed experts grouped, without the host
  * knowing who goes where: rows are sorted by expert into slots on the device
  * (route.cu), and one launch covers every expert's tiles (experts.cu). Every
- * rank has a slice of every expert; partial sums meet in dcpg_sum.
+ * rank has a slice of every expert; partial sums meet in dcpg_sum_norm.
  */
 #include <mma.h>
 

@@ -8,7 +8,8 @@
 #include "kernels/cuda/device.cuh"
 
 /* Flops a second of attention with so many heads, 128 rows and 2048 keys
- * (doc/cuda.md); of the plain kernel for what attend.cu does not have. */
+ * (doc/cuda.md, of one block at a time); of the plain kernel, for what
+ * attend.cu does not have, an assumption. */
 static double
 attend_rate(const dcpk_ctx *c, uint32_t heads)
 {

@@ -1,11 +1,12 @@
 /*
  * From attention's outputs to values: the ranks' partial outputs are merged by
- * their LSE, and each head's 512 latent values multiplied by its W_UV. One kernel
- * for the few rows of decode, where either part is latency. dcpg.h has the formula.
+ * their LSE, and each head's 512 latent values multiplied by its W_UV. One
+ * kernel for the few rows of decode, where either part is latency. dcpg.h has
+ * the formula.
  *
  * A block owns one head and 64 of its values. It brings its weights (64 KB) to
- * shared memory while the kernel before it still runs and while it waits for its
- * peers; 16 rows at a time are merged, mostly from peers' memory, straight into
+ * shared memory while the kernel before it still runs and while it waits for
+ * its peers; 16 rows at a time are merged, mostly from peers' memory, into
  * the operand of the product (mma m16n8k16, a warp 8 values). Bytes that must
  * move: the weights once, a row's partials of a head once for each 64 values.
  */

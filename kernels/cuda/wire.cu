@@ -188,6 +188,16 @@ merge_landed(const __grid_constant__ landed p,
 	dcpg::meet_out(p.peer, gridDim.x * gridDim.y);
 }
 
+/* On the device before a peer spins in it there, as dcpg_norm_init's. */
+int
+dcpg_wire_init(void)
+{
+	cudaFuncAttributes f;
+
+	return cudaFuncGetAttributes(&f, merge_landed) == cudaSuccess ? 0 :
+	    -EIO;
+}
+
 static int
 merge(dcpk_ctx *c, dcpg_rank *r, const wire_shape &s)
 {

@@ -3,7 +3,7 @@
 
     where.py FWD LIBDCP_CUDA LIBTRACE [CONTEXT BATCH [MODEL]]
 
-Runs TP2 and TP2 + DCP2 (one GPU: TP1) under tests/gpu/trace.c and prints, for
+Runs TP2 and TP2 + DCP2 (one GPU: TP1) under tests/gpu/trace.cc and prints, for
 GPU 0 and one layer in the middle of the pass, each kernel in order of its start:
 microseconds after the layer's first, how long it ran, and its name. Every
 figure is a median over the last passes. Tracing itself adds some 0.5 us between

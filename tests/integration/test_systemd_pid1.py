@@ -318,16 +318,18 @@ def a_program_outlives_restarts(m):
     m.ok("systemctl", "restart", "dcpd")
     m.compile(os.path.join(SRC, "libdcpclient/examples/reconnect.c"),
               "/usr/local/reconnect")
-    with open(os.path.join(m.tmp, "seen"), "w+") as seen:
+    path = os.path.join(m.tmp, "seen")
+    with open(path, "w") as seen:
         p = m.background("/usr/local/reconnect", "1000000", user=MEMBER,
                          stdout=seen)
 
         def times(what):
             assert p.poll() is None, "it gave up: " + p.stderr.read()
-            seen.seek(0)
-            return [float(t) for t, word in
-                    (x.split() for x in seen if x.endswith("\n"))
-                    if word == what]
+            # Opened anew: the program's own descriptor has its own offset.
+            with open(path) as f:
+                return [float(t) for t, word in
+                        (x.split() for x in f if x.endswith("\n"))
+                        if word == what]
         ms = []
         for how in "restart", "restart", "kill":
             # Five starts within 10 s are systemd's limit.

@@ -187,6 +187,8 @@ START_TEST(refused_flags)
 	    "cuda");
 	bad("--model m --dcp-comm p2p", "--dcp-comm", "cuda");
 	bad("--model m --tp 8 --dcp-wire fp8", "--dcp-wire", "--dcp-size");
+	bad("--model m --device cuda --tp 8 --dcp-size 8 --dcp-wire f32",
+	    "--dcp-wire f32", "bf16");
 	bad("--model m --tp 8 --dcp-size 8 --dcp-wire fp16", "--dcp-wire",
 	    "fp8_e4m3");
 	bad("--model m --ranks-per-gpu 2", "--ranks-per-gpu", "cuda");
