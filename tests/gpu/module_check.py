@@ -22,6 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SRC = os.path.dirname(os.path.dirname(HERE))
 TINY = os.path.join(SRC, "models/dcp-tiny")
 WORK = tempfile.mkdtemp(prefix="module-check-")
+MEDIAN = 0.3    # of the rows' largest differences of a logit
 GAP = {"cpu": 0.5, "same": 0.1, "fp8": 1.0}    # logits; spread is 4 to 5
 failed = 0
 
@@ -59,7 +60,7 @@ class Fwd:
             return f.read()[-2000:]
 
 
-def compare(got, want, gap, what, differs_ok=False):
+def compare(got, want, gap, what):
     """Tokens of each request until a gap of the wanted side is below `gap`;
     logits of the rows that both have, as far as the tokens agree."""
     global failed
@@ -70,23 +71,25 @@ def compare(got, want, gap, what, differs_ok=False):
     at = {tuple(e): k for k, e in enumerate(want["entries"])}
     mine = {tuple(e): k for k, e in enumerate(got["entries"])}
     asked = wrong = 0
-    worst = 0.0
+    rows = []
     for r, tokens in enumerate(want["tokens"]):
         end = max(p for q, p in at if q == r)
         first = end - len(tokens) + 1
         for k, t in enumerate(tokens):
             key = (r, first + k)
-            worst = max(worst, float(np.max(np.abs(
+            rows.append(float(np.max(np.abs(
                 got["logits"][mine[key]] - want["logits"][at[key]]))))
             g = want["gaps"][at[key]]
             if got["tokens"][r][k] != t:
                 wrong += g is not None and g > gap
                 break
             asked += 1
-    bad = wrong > 0 or asked == 0 or not worst < float("inf")
+    # Rounding that changes a selection moves a row freely; it is few rows.
+    worst, mid = max(rows, default=np.inf), np.median(rows or [np.inf])
+    bad = wrong > 0 or asked == 0 or not worst < np.inf or not mid < MEDIAN
     failed += bad
     print(f"{'FAIL' if bad else 'ok  '} {what}: {asked} tokens agree, {wrong} "
-          f"do not, logits differ by {worst:.3g} at most")
+          f"do not, logits differ by {mid:.2g} (median), {worst:.3g} at most")
     sys.stdout.flush()
 
 
