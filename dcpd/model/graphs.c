@@ -74,15 +74,18 @@ dcpd_engine_graphs(struct dcpd_model_engine *e, uint32_t *made,
 
 	*made = 0;
 	r.out = calloc(s->max_rows, sizeof *r.out);
-	if (table == NULL || r.out == NULL)
+	if (table == NULL || r.out == NULL) {
 		rc = dcpd_fail(err, -ENOMEM, "out of memory");
-	for (i = 0; rc == 0 && i < pages; i++)
+		goto out;
+	}
+	for (i = 0; i < pages; i++)
 		table[i] = s->pages;
 	while (rc == 0 && dcpk_graph_next(s, &rows, &bound) &&
 	    !too_long(s, bound)) {
 		rc = run_twice(e, &b, table, rows, bound, &r, err);
 		++*made;
 	}
+out:
 	dcpd_planb_free(&b);
 	free(r.out);
 	free(table);
