@@ -109,11 +109,12 @@ static int
 raise_it(void)
 {
 	struct dcp *d;
+	int rc;
 
 	DCPD_ASSERT(dcp_connect(path, 10000, &d) == 0);
-	if (error_of(d, 0) != 0 || error_of(d, -7) != 0)
-		return 1;
-	return error_of(d, 1);
+	rc = error_of(d, 0) != 0 || error_of(d, -7) != 0 ? 1 : error_of(d, 1);
+	dcp_close(d);
+	return rc;
 }
 
 START_TEST(only_root_and_the_daemons_user_may_go_first)
