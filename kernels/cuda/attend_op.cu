@@ -4,6 +4,7 @@
  * both backends follow the same layouts.
  */
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/merge.cuh"
 #include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/rowops.cuh"
 
@@ -108,65 +109,19 @@ struct merge_args {
 	struct dcpg_peer peer;
 };
 
-/*
- * Own heads of every row from the group's partials, in rank order. A thread has
- * eight columns; what four ranks have of them is under way at once, since most
- * of it comes from peers' memory.
- */
+/* Own heads of every row from the group's partials, eight columns a thread. */
 __global__ void __launch_bounds__(256)
 merge_parts(const __grid_constant__ merge_args a)
 {
 	uint32_t i = blockIdx.x, piece = blockIdx.y * 256 + threadIdx.x;
 	uint32_t h = piece / (a.c / 8), col = piece % (a.c / 8) * 8;
 	size_t at = ((size_t)i * a.D + a.dr) * a.Hr + h;
-	float m = -INFINITY, den = 0, v[8] = {};
 
 	dcpg::meet_in(a.peer, i == 0 && blockIdx.y == 0);
-	for (uint32_t e0 = 0; h < a.Hr && e0 < a.D; e0 += 4) {
-		float l[4], top = m;
-		uint4 x[4];
-
-#pragma unroll
-		for (uint32_t e = 0; e < 4; e++) {
-			l[e] = -INFINITY;
-			if (e0 + e >= a.D)
-				continue;
-			l[e] = a.pl.p[a.first + e0 + e][at];
-			x[e] = *(const uint4 *)(a.po.p[a.first + e0 + e] +
-			    at * a.c + col);
-		}
-#pragma unroll
-		for (uint32_t e = 0; e < 4; e++) {
-			if (!(l[e] < INFINITY))
-				l[e] = -INFINITY; /* NaN and +inf are empty */
-			top = fmaxf(top, l[e]);
-		}
-		if (top == -INFINITY)
-			continue;
-		for (uint32_t d = 0; d < 8; d++)
-			v[d] *= __expf(m - top);
-		den *= __expf(m - top);
-		m = top;
-#pragma unroll
-		for (uint32_t e = 0; e < 4; e++) {
-			const bf16 *y = (const bf16 *)&x[e];
-			float w = __expf(l[e] - m);
-
-			if (w == 0)
-				continue;
-			den += w;
-			for (uint32_t d = 0; d < 8; d++)
-				v[d] += w * __bfloat162float(y[d]);
-		}
-	}
-	if (h < a.Hr) {
-		bf16 y[8];
-
-		for (uint32_t d = 0; d < 8; d++)
-			y[d] = __float2bfloat16(den > 0 ? v[d] / den : 0);
+	if (h < a.Hr)
 		*(uint4 *)(a.o + ((size_t)i * a.Hr + h) * a.c + col) =
-		    *(const uint4 *)y;
-	}
+		    dcpg::merge_eight(a.po.p + a.first, a.pl.p + a.first, a.D,
+		    at, a.c, col);
 	dcpg::meet_out(a.peer, gridDim.x * gridDim.y);
 }
 

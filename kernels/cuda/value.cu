@@ -16,6 +16,7 @@
 #include <math.h>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/merge.cuh"
 #include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -56,60 +57,17 @@ mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
 	    "r"(b1));
 }
 
-/* Eight latent values of a row and head, of all ranks together; four ranks'
- * partials are under way at once. */
+/* Eight latent values of a row and head, of all ranks together. */
 __device__ inline uint4
 merged(const struct dcpg_value &g, uint32_t row, uint32_t head, uint32_t col)
 {
 	size_t at = ((size_t)row * g.ranks + g.rank) * g.heads + head;
-	float m = -INFINITY, den = 0, v[8] = {};
-	uint4 out;
-	bf16 *y = (bf16 *)&out;
 
 	if (g.ranks == 1)
 		return *(const uint4 *)((const bf16 *)g.part[0] + at * C +
 		    col);
-#pragma unroll 1
-	for (uint32_t e0 = 0; e0 < g.ranks; e0 += 4) {
-		float l[4], top = m;
-		uint4 x[4];
-
-#pragma unroll
-		for (uint32_t e = 0; e < 4; e++) {
-			l[e] = -INFINITY;
-			if (e0 + e >= g.ranks)
-				continue;
-			l[e] = g.lse[e0 + e][at];
-			x[e] = *(const uint4 *)((const bf16 *)g.part[e0 + e] +
-			    at * C + col);
-		}
-#pragma unroll
-		for (uint32_t e = 0; e < 4; e++) {
-			if (!(l[e] < INFINITY))
-				l[e] = -INFINITY; /* NaN and +inf are empty */
-			top = fmaxf(top, l[e]);
-		}
-		if (top == -INFINITY)
-			continue;
-		for (uint32_t d = 0; d < 8; d++)
-			v[d] *= __expf(m - top);
-		den *= __expf(m - top);
-		m = top;
-#pragma unroll
-		for (uint32_t e = 0; e < 4; e++) {
-			const bf16 *p = (const bf16 *)&x[e];
-			float w = __expf(l[e] - m);
-
-			if (w == 0)
-				continue;
-			den += w;
-			for (uint32_t d = 0; d < 8; d++)
-				v[d] += w * __bfloat162float(p[d]);
-		}
-	}
-	for (uint32_t d = 0; d < 8; d++)
-		y[d] = __float2bfloat16(den > 0 ? v[d] / den : 0);
-	return out;
+	return merge_eight((const bf16 *const *)g.part, g.lse, g.ranks, at, C,
+	    col);
 }
 
 /* The product of 16 rows: this warp's 8 values, by k in two sums. */

@@ -6,6 +6,7 @@
 #define GPU_TEST_H
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
@@ -185,6 +186,20 @@ from_e4m3(uint8_t x)
 	if ((x & 0x7f) == 0x7f)
 		return NAN;
 	return x & 0x80 ? -v : v;
+}
+
+/* First digit of a score, from its definition; see digit.cuh. */
+static inline uint32_t
+digit_of(float x)
+{
+	uint16_t h;
+
+	if (isnan(x))
+		return 0;
+	if (x == 0)
+		x = 0;		/* -0 */
+	h = __half_as_ushort(__float2half_rn(x));
+	return (h & 0x8000 ? (uint16_t)~h : h | 0x8000) >> 5;
 }
 
 #endif

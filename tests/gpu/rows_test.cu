@@ -5,23 +5,7 @@
 #include "kernels/cuda/dcpg.h"
 #include "tests/gpu/gpu_test.h"
 
-#include <cuda_fp16.h>
-
 #include <algorithm>
-
-/* First digit of a score, from its definition; see digit.cuh. */
-static uint32_t
-digit_of(float x)
-{
-	uint16_t h;
-
-	if (isnan(x))
-		return 0;
-	if (x == 0)
-		x = 0;		/* -0 */
-	h = __half_as_ushort(__float2half_rn(x));
-	return (h & 0x8000 ? (uint16_t)~h : h | 0x8000) >> 5;
-}
 
 /* Query rows of a prefill: ends that ascend, every q_step-th row of q. */
 struct RowsCase {
