@@ -3,19 +3,27 @@
  * layout (a tensor is made whole, then cut), and scaled so that activations
  * keep their size through the layers. In the formats that the config's
  * quantization_config names, so that memory and speed are those of the real
- * checkpoint. Main thread, at start.
+ * checkpoint. Main thread, at start; large tensors are filled by several.
  */
 #include "config.h"
 
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "dcpd/base/thread.h"
 #include "dcpd/model/dummy.h"
 #include "dcpd/model/place.h"
 #include "dcpd/model/quant.h"
 #include "dcpd/model/tensors.h"
+
+#define MAX_FILLERS 16
+#define PER_FILLER (UINT64_C(1) << 20)	/* elements; fewer is one thread's */
+#define GAMMA UINT64_C(0x9e3779b97f4a7c15)
 
 struct dummy {
 	struct dcpd_place place;
@@ -28,7 +36,7 @@ struct dummy {
 static uint64_t
 next(uint64_t *s)
 {
-	uint64_t z = *s += UINT64_C(0x9e3779b97f4a7c15);
+	uint64_t z = *s += GAMMA;
 
 	z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
 	z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
@@ -63,40 +71,98 @@ to_bf16(float f)
 	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* mean + spread * unit, F32 or BF16. */
-static void
-fill_float(uint64_t s, void *out, uint64_t n, bool bf16, float mean,
-    float spread)
-{
-	uint16_t *b = out;
-	float *f = out;
-	uint64_t i, r = 0;
+/* Elements of a tensor, [first, end), first a multiple of 8: one thread's. */
+struct share {
+	void (*fill)(const struct share *);
+	void *out;
+	uint64_t stream, first, end;
+	float mean, spread;
+	bool bf16, e4m3;
+};
 
-	for (i = 0; i < n; i++) {
+/* mean + spread * unit, F32 or BF16; a draw makes four. */
+static void
+fill_float(const struct share *sh)
+{
+	uint64_t s = sh->stream + sh->first / 4 * GAMMA, i, r = 0;
+	uint16_t *b = sh->out;
+	float *f = sh->out;
+
+	for (i = sh->first; i < sh->end; i++) {
 		float v;
 
 		r = i % 4 == 0 ? next(&s) : r >> 16;
-		v = mean + spread * unit((uint16_t)r);
-		if (bf16)
+		v = sh->mean + sh->spread * unit((uint16_t)r);
+		if (sh->bf16)
 			b[i] = to_bf16(v);
 		else
 			f[i] = v;
 	}
 }
 
-/* Random bytes; e4m3 has two NaN codes, 0x7f and 0xff, which are moved. */
+/*
+ * Random bytes, eight a draw; e4m3 has two NaN codes, 0x7f and 0xff, which are
+ * moved.
+ */
 static void
-fill_bytes(uint64_t s, void *out, uint64_t n, bool e4m3)
+fill_bytes(const struct share *sh)
 {
-	uint8_t *b = out;
-	uint64_t i, r = 0;
+	uint64_t s = sh->stream + sh->first / 8 * GAMMA, i, r = 0;
+	uint8_t *b = sh->out;
 
-	for (i = 0; i < n; i++) {
+	for (i = sh->first; i < sh->end; i++) {
 		r = i % 8 == 0 ? next(&s) : r >> 8;
 		b[i] = (uint8_t)r;
-		if (e4m3 && (b[i] & 0x7f) == 0x7f)
+		if (sh->e4m3 && (b[i] & 0x7f) == 0x7f)
 			b[i] ^= 1;
 	}
+}
+
+static void *
+filler(void *arg)
+{
+	const struct share *sh = arg;
+
+	sh->fill(sh);
+	return NULL;
+}
+
+/*
+ * The n elements of `all` in shares; the values do not depend on how many. A
+ * thread that cannot be had is this thread's work.
+ */
+static void
+fill_all(const struct share *all, uint64_t n)
+{
+	struct share sh[MAX_FILLERS];
+	pthread_t tid[MAX_FILLERS];
+	bool runs[MAX_FILLERS] = { false };
+	sigset_t set = dcpd_thread_signals(), old;
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	uint64_t parts = n / PER_FILLER, each, i;
+
+	if (parts > (uint64_t)(cpus > 1 ? cpus : 1))
+		parts = (uint64_t)(cpus > 1 ? cpus : 1);
+	if (parts > MAX_FILLERS)
+		parts = MAX_FILLERS;
+	if (parts == 0)
+		parts = 1;
+	each = (n / parts + 7) / 8 * 8;
+	pthread_sigmask(SIG_SETMASK, &set, &old);
+	for (i = 0; i < parts; i++) {
+		sh[i] = *all;
+		sh[i].first = i * each;
+		sh[i].end = i + 1 == parts ? n : (i + 1) * each;
+		if (i + 1 < parts)
+			runs[i] = dcpd_thread_start(&tid[i], filler,
+			    &sh[i]) == 0;
+		if (!runs[i])
+			filler(&sh[i]);
+	}
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	for (i = 0; i < parts; i++)
+		if (runs[i])
+			pthread_join(tid[i], NULL);
 }
 
 /* Root mean square of what fill_bytes makes. */
@@ -146,21 +212,28 @@ fill(struct dummy *d, const struct dcpd_wform *f, struct dcpk_weight *w,
 	float spread = 1 / sqrtf((float)w->k);
 	uint64_t n = (uint64_t)w->n * w->k, i;
 	float *scale = d->scale;
+	struct share all = { .out = d->data, .stream = s };
 
 	switch (f->fmt) {
 	case DCPK_W_F32: case DCPK_W_BF16:
-		if (dcpd_tensor_is_vector(w->tensor))
-			fill_float(s, d->data, n, f->fmt == DCPK_W_BF16,
-			    bias ? 0 : 1, bias ? 0.05f : 0.1f);
-		else
-			fill_float(s, d->data, n, f->fmt == DCPK_W_BF16, 0,
-			    w->tensor == DCPK_T_EMBED ? 1 : spread);
+		all.fill = fill_float;
+		all.bf16 = f->fmt == DCPK_W_BF16;
+		if (dcpd_tensor_is_vector(w->tensor)) {
+			all.mean = bias ? 0 : 1;
+			all.spread = bias ? 0.05f : 0.1f;
+		} else {
+			all.spread = w->tensor == DCPK_T_EMBED ? 1 : spread;
+		}
+		fill_all(&all, n);
 		return;
 	case DCPK_W_FP8_BLOCK: case DCPK_W_FP8_CHANNEL:
-		fill_bytes(s, d->data, n, true);
+		all.fill = fill_bytes;
+		all.e4m3 = true;
+		fill_all(&all, n);
 		break;
 	case DCPK_W_INT4_PAIR: case DCPK_W_INT4_WORD:
-		fill_bytes(s, d->data, n / 2, false);
+		all.fill = fill_bytes;
+		fill_all(&all, n / 2);
 		break;
 	}
 	for (i = 0; i < scales; i++)

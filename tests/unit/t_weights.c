@@ -482,7 +482,7 @@ END_TEST
 
 /* Sums that any slicing must give: of bytes, each counted once. */
 static struct {
-	uint64_t hash[DCPK_T_N], in_layer_2[DCPK_T_N];
+	uint64_t hash[DCPK_T_N], in_layer_2[DCPK_T_N], n[DCPK_T_N];
 	double rms[DCPK_T_N];
 	int fmt[DCPK_T_N];
 } dummy;
@@ -530,6 +530,7 @@ take(struct dcpk_ctx *ctx, const struct dcpk_weight *w, struct dcpk_err *e)
 		sum += v * v;
 		h = h * 31 + (uint64_t)(int64_t)(v * 1e6);
 	}
+	dummy.n[w->tensor] = n;
 	if (w->layer == 2)
 		dummy.in_layer_2[w->tensor] = h;
 	/* the pointers are the whole tensor's: each slice must agree */
@@ -544,7 +545,7 @@ take(struct dcpk_ctx *ctx, const struct dcpk_weight *w, struct dcpk_err *e)
 }
 
 static void
-make_dummy(const char *quantization, uint32_t tp, uint64_t seed)
+make_dummy(const char *change, uint32_t tp, uint64_t seed)
 {
 	static const struct dcpk_backend b = { .name = "taker", .load = take };
 	struct dcpd_load_options o = { .format = DCPD_LOAD_DUMMY,
@@ -555,8 +556,8 @@ make_dummy(const char *quantization, uint32_t tp, uint64_t seed)
 	struct dcpk_topo t;
 	char dir[MU_PATH];
 
-	if (quantization != NULL)
-		mu_change(j, quantization);
+	if (change != NULL)
+		mu_change(j, change);
 	mu_mkdir(dir);
 	mu_write_json(dir, "config.json", j);
 	json_decref(j);
@@ -588,6 +589,19 @@ START_TEST(dummy_weights_are_the_same_for_any_layout)
 	for (t = 0; t < DCPK_T_N; t++)
 		differ += one[t] != dummy.hash[t];
 	ck_assert_int_eq(differ, DCPK_T_N);
+}
+END_TEST
+
+/*
+ * The embedding is large enough for several threads, and not a multiple of
+ * what they share out. Recorded when one thread made it.
+ */
+START_TEST(dummy_weights_do_not_depend_on_threads)
+{
+	make_dummy("{\"vocab_size\": 41003}", 1, 7);
+	ck_assert_uint_gt(dummy.n[DCPK_T_EMBED], 2 << 20);
+	ck_assert_uint_eq(dummy.hash[DCPK_T_EMBED],
+	    UINT64_C(11727901389364469912));
 }
 END_TEST
 
@@ -642,6 +656,7 @@ main(void)
 	tcase_add_test(t, dummy_weights_are_the_same_for_any_layout);
 	tcase_add_loop_test(t, dummy_weights_are_the_same_for_any_layout,
 	    FP8_BLOCK, FP8_BLOCK + 1);
+	tcase_add_test(t, dummy_weights_do_not_depend_on_threads);
 	tcase_add_test(t, dummy_weights_keep_the_size_of_activations);
 	tcase_add_loop_test(t, dummy_weights_keep_the_size_of_activations,
 	    FP8_BLOCK, FP8_BLOCK + 1);
