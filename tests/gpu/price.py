@@ -23,6 +23,7 @@ The cells that the project has goals for come first.
 """
 import statistics
 import sys
+import threading
 
 import module_check as mc
 import numpy as np
@@ -61,13 +62,19 @@ class Side:
                         chunk=4096, batch=64, fill=True, keep=True,
                         max_ctx=128 * K + 64, pages=pages, **how)
 
-    def ms(self, ctx, batch):
-        """A pass of `batch` requests of about `ctx` tokens each."""
+    def run(self, ctx, batch, passes=PASSES):
         rng = np.random.default_rng(ctx + batch)
-        a = self.fwd.run(decode=PASSES, stretch=ctx, **self.job,
+        a = self.fwd.run(decode=passes, stretch=ctx, **self.job,
                          prompts=rng.integers(2, 4096, (batch, 64)).tolist())
         if "error" in a:
-            print(f"    {self.job}: {a['error']}")
+            say(f"    {self.job}: {a['error']}")
+            return None
+        return a
+
+    def ms(self, ctx, batch):
+        """A pass of `batch` requests of about `ctx` tokens each."""
+        a = self.run(ctx, batch)
+        if a is None:
             return None
         ms = [m for rows, m in a["decode_ms"] if rows == batch][6:]
         return statistics.median(ms) if ms else None
@@ -97,8 +104,20 @@ class Layers:
         a, b = self.few.ms(ctx, batch), self.many.ms(ctx, batch)
         return (b - a) * 1e3 / self.more if a and b else None
 
+    def sides(self):
+        return [self.few, self.many]
+
     def close(self):
         self.few.close(), self.many.close()
+
+
+def load(sides):
+    """Weights of all at the same time, which takes most of the time here."""
+    ts = [threading.Thread(target=s.run, args=(64, 1, 1)) for s in sides]
+    for t in ts:
+        t.start()
+    for t in ts:
+        t.join()
 
 
 def compare(title, name, kind, of, few, many, cells=None):
@@ -106,6 +125,7 @@ def compare(title, name, kind, of, few, many, cells=None):
     say(f"{title}: us a layer: TP2 / TP2 + DCP2 = price; added")
     n = pages(cells)
     tp, dcp = (Layers(of, few, many, n, **how, **SPIN) for how in (TP, DCP))
+    load(tp.sides() + dcp.sides())
     out = {}
     for ctx, b in cells:
         t, d = tp.us(ctx, b), dcp.us(ctx, b)
@@ -166,6 +186,7 @@ def batch(name, of, few, many, gib=40):
         for how, D in ((TP, 1), (DCP, 2)):
             n = min(64, gib * 2**30 * D // (token * (ctx + 64)))
             side = Layers(of, few, many, n * (ctx // 64 + 1), **how, **SPIN)
+            load(side.sides())
             line.append((n, side.us(ctx, n)))
             side.close()
         if not all(us for _, us in line):
@@ -189,6 +210,7 @@ def wire():
     cells = [(8 * K, 1), (8 * K, 8), (32 * K, 32), (8 * K, 64)]
     sides = {w: Layers(thin_v32, 2, 6, pages(cells), wire=w, **DCP, **SPIN)
              for w in ("bf16", "fp8")}
+    load([x for s in sides.values() for x in s.sides()])
     for ctx, b in cells:
         us = {w: s.us(ctx, b) for w, s in sides.items()}
         if all(us.values()):

@@ -1,13 +1,15 @@
 #!/usr/bin/python3
 """Where the microseconds of a decode pass go.
 
-    where.py FWD LIBDCP_CUDA LIBTRACE [CONTEXT BATCH [MODEL]]
+    where.py FWD LIBDCP_CUDA LIBTRACE [block-v32|step-v32|step-glm]
+        [CONTEXTxBATCH...]
 
 Runs TP2 and TP2 + DCP2 (one GPU: TP1) under tests/gpu/trace.cc and prints, for
 GPU 0 and one layer in the middle of the pass, each kernel in order of its start:
-microseconds after the layer's first, how long it ran, and its name. Every
-figure is a median over the last passes. Tracing itself adds some 0.5 us between
-kernels, so that a layer is longer here than in price.py.
+microseconds after the layer's first, how long it ran, and its name; one of
+another stream is marked. Every figure is a median over the last passes. Tracing
+itself adds some 0.5 us between kernels, so that a layer is longer here than in
+price.py. Without cells: 8k and 128k, batch 1, 8 and 32.
 """
 import os
 import re
@@ -19,14 +21,14 @@ import price
 
 
 def kernels(path):
-    """[(device, start, duration, name)] in order of start."""
+    """[(start, duration, name, stream)] of GPU 0 in order of start."""
     out = []
     with open(path, errors="replace") as f:
         for x in f:
             p = x.rstrip("\n").split(" ", 5)
-            if len(p) == 6:
-                out.append((int(p[0]), int(p[2]), int(p[3]), short(p[5])))
-    return sorted(out, key=lambda k: k[1])
+            if len(p) == 6 and p[0] == "0":
+                out.append((int(p[2]), int(p[3]), short(p[5]), p[1]))
+    return sorted(out)
 
 
 def short(name):
@@ -35,17 +37,14 @@ def short(name):
     return name.split("(")[0][:48]
 
 
-def passes(ks, device):
+def passes(ks):
     """A pass begins with embed_rows."""
-    out, now = [], None
-    for d, start, dur, name in ks:
-        if d != device:
-            continue
-        if name == "embed_rows":
-            now = []
-            out.append(now)
-        if now is not None:
-            now.append((start, dur, name))
+    out = []
+    for k in ks:
+        if k[2] == "embed_rows":
+            out.append([])
+        if out:
+            out[-1].append(k)
     return out
 
 
@@ -56,51 +55,57 @@ def layers(one):
     return [one[a:b] for a, b in zip(at, at[1:])]
 
 
-def table(title, path):
-    all_passes = passes(kernels(path), 0)
-    if not all_passes:
-        print(f"{title}: no pass was seen")
+def table(title, cell):
+    mid = [layers(p)[1] for p in cell[-12:] if len(layers(p)) > 1]
+    if not mid:
+        print(f"{title}: no layer was seen")
         return
-    n = statistics.mode(len(p) for p in all_passes)
-    same = [p for p in all_passes if len(p) == n][-12:]
-    mid = [layers(p)[1] for p in same if len(layers(p)) > 1]
     m = statistics.mode(tuple(k[2] for k in x) for x in mid)
     mid = [x for x in mid if tuple(k[2] for k in x) == m]
     span = statistics.median(x[-1][0] + x[-1][1] - x[0][0] for x in mid)
-    busy = statistics.median(sum(k[1] for k in x) for x in mid)
     print(f"{title}: {len(mid)} passes, {len(m)} kernels a layer, "
-          f"{span / 1e3:.1f} us, busy {busy / 1e3:.1f} us")
+          f"{span / 1e3:.1f} us")
     for i, name in enumerate(m):
         start = statistics.median(x[i][0] - x[0][0] for x in mid) / 1e3
         dur = statistics.median(x[i][1] for x in mid) / 1e3
-        print(f"  {start:8.1f} {dur:7.1f}  {name}")
+        side = "" if mid[0][i][3] == mid[0][0][3] else "  (beside)"
+        print(f"  {start:8.1f} {dur:7.1f}  {name}{side}")
     sys.stdout.flush()
+
+
+MODELS = {"block-v32": lambda: price.thin_v32(3),
+          "step-v32": lambda: mc.v32(3, 3, 16, fp8=False),
+          "step-glm": lambda: mc.glm52(2, 2, 4, 16)}
 
 
 def main():
     if len(sys.argv) < 4:
         raise SystemExit(__doc__)
-    lib = sys.argv[3]
-    ctx = int(sys.argv[4]) if len(sys.argv) > 4 else 32768
-    batch = int(sys.argv[5]) if len(sys.argv) > 5 else 8
-    model = mc.v32(3, 2, 16, fp8=False)
-    pages = price.pages([(ctx, batch)])
-    graphs = dict(graph_rows=32)
+    lib, more = sys.argv[3], sys.argv[4:]
+    model = MODELS[more.pop(0) if more and more[0] in MODELS else "block-v32"]()
+    cells = [tuple(int(n) for n in c.split("x")) for c in more] or \
+        [(c << 10, b) for c in (8, 128) for b in (1, 8, 32)]
     if mc.gpus() > 1:
-        peer = dict(tp=2, comm="peer", **graphs)
-        ways = [("TP2", peer), ("TP2 + DCP2", dict(dcp=2, way="q", **peer))]
+        ways = [("TP2", dict(tp=2, comm="peer")),
+                ("TP2 + DCP2", dict(tp=2, comm="peer", dcp=2, way="q"))]
     else:
-        ways = [("TP1", dict(tp=1, **graphs))]
+        ways = [("TP1", dict(tp=1))]
     os.environ["CUDA_INJECTION64_PATH"] = os.path.abspath(lib)
     for title, how in ways:
         os.environ["TRACE_OUT"] = os.path.join(mc.WORK, "trace")
-        side = price.Side(model, pages, **how)
-        ms = side.ms(ctx, batch)
+        side = price.Side(model, price.pages(cells), graph_rows=32, **how)
+        ran = [side.run(*c) for c in cells]
         side.close()
-        if ms is None:
-            continue
-        print(f"{ctx // 1024}k b={batch}, a pass under the trace {ms:.3f} ms")
-        table(title, os.environ["TRACE_OUT"])
+        all_passes = passes(kernels(os.environ["TRACE_OUT"]))
+        # what is before the first cell's passes is of captures
+        n = [len(a["prefill_ms"]) + len(a["decode_ms"]) if a else 0
+             for a in ran]
+        first = len(all_passes) - sum(n)
+        for (ctx, batch), k, a in zip(cells, n, ran):
+            if a:
+                table(f"{title}, {ctx >> 10}k b={batch}",
+                      all_passes[first:first + k])
+            first += k
 
 
 if __name__ == "__main__":
