@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 """Where the microseconds of a decode pass go.
 
-    where.py FWD LIBDCP_CUDA LIBTRACE [block-v32|step-v32|step-glm]
-        [CONTEXTxBATCH...]
+    where.py FWD LIBDCP_CUDA LIBTRACE [MODEL] [CONTEXTxBATCH...]
+
+MODEL is block-v32 (the default), step-v32, or block-glm, step-glm: there the
+layer is one with another's index; see price.py.
 
 Runs TP2 and TP2 + DCP2 (one GPU: TP1) under tests/gpu/trace.cc and prints, for
 GPU 0 and one layer in the middle of the pass, each kernel in order of its start:
@@ -74,8 +76,9 @@ def table(title, cell):
 
 
 MODELS = {"block-v32": lambda: price.thin_v32(3),
+          "block-glm": lambda: mc.glm52(1, 3, 0, 8, inter=256, moe=256),
           "step-v32": lambda: mc.v32(3, 3, 16, fp8=False),
-          "step-glm": lambda: mc.glm52(2, 2, 4, 16)}
+          "step-glm": lambda: mc.glm52(1, 3, 4, 16)}
 
 
 def main():
