@@ -7,7 +7,8 @@ MODEL is block-v32 (the default), step-v32, or block-glm, step-glm: there the
 layer is one with another's index; see price.py.
 
 Runs TP2 and TP2 + DCP2 (one GPU: TP1) under tests/gpu/trace.cc and prints, for
-GPU 0 and one layer in the middle of the pass, each kernel in order of its start:
+GPU 0, the length of a pass and of its layers, and of one layer in the middle
+each kernel in order of its start:
 microseconds after the layer's first, how long it ran, and its name; one of
 another stream is marked. Every figure is a median over the last passes. Tracing
 itself adds some 0.5 us between kernels, so that a layer is longer here than in
@@ -57,16 +58,25 @@ def layers(one):
     return [one[a:b] for a, b in zip(at, at[1:])]
 
 
-def table(title, cell):
-    mid = [layers(p)[1] for p in cell[-12:] if len(layers(p)) > 1]
-    if not mid:
+def span(ks):
+    return ks[-1][0] + ks[-1][1] - ks[0][0]
+
+
+def table(title, cell, which):
+    cell = [p for p in cell[-12:] if len(layers(p)) > which]
+    if not cell:
         print(f"{title}: no layer was seen")
         return
+    print(f"{title}: a pass {statistics.median(map(span, cell)) / 1e3:.1f} us,"
+          " layers from start to start: " + " ".join(
+              f"{statistics.median(x) / 1e3:.1f}" for x in zip(
+                  *[[b[0][0] - a[0][0] for a, b in
+                     zip(layers(p), layers(p)[1:])] for p in cell])))
+    mid = [layers(p)[which] for p in cell]
     m = statistics.mode(tuple(k[2] for k in x) for x in mid)
     mid = [x for x in mid if tuple(k[2] for k in x) == m]
-    span = statistics.median(x[-1][0] + x[-1][1] - x[0][0] for x in mid)
-    print(f"{title}: {len(mid)} passes, {len(m)} kernels a layer, "
-          f"{span / 1e3:.1f} us")
+    print(f"layer {which}: {len(mid)} passes, {len(m)} kernels, "
+          f"{statistics.median(map(span, mid)) / 1e3:.1f} us")
     for i, name in enumerate(m):
         start = statistics.median(x[i][0] - x[0][0] for x in mid) / 1e3
         dur = statistics.median(x[i][1] for x in mid) / 1e3
@@ -76,16 +86,17 @@ def table(title, cell):
 
 
 MODELS = {"block-v32": lambda: price.thin_v32(3),
-          "block-glm": lambda: mc.glm52(1, 3, 0, 8, inter=256, moe=256),
+          "block-glm": lambda: mc.glm52(2, 6, 0, 8, inter=256, moe=256),
           "step-v32": lambda: mc.v32(3, 3, 16, fp8=False),
-          "step-glm": lambda: mc.glm52(1, 3, 4, 16)}
+          "step-glm": lambda: mc.glm52(2, 4, 6, 16)}
 
 
 def main():
     if len(sys.argv) < 4:
         raise SystemExit(__doc__)
     lib, more = sys.argv[3], sys.argv[4:]
-    model = MODELS[more.pop(0) if more and more[0] in MODELS else "block-v32"]()
+    name = more.pop(0) if more and more[0] in MODELS else "block-v32"
+    model = MODELS[name]()
     cells = [tuple(int(n) for n in c.split("x")) for c in more] or \
         [(c << 10, b) for c in (8, 128) for b in (1, 8, 32)]
     if mc.gpus() > 1:
@@ -107,7 +118,8 @@ def main():
         for (ctx, batch), k, a in zip(cells, n, ran):
             if a:
                 table(f"{title}, {ctx >> 10}k b={batch}",
-                      all_passes[first:first + k])
+                      all_passes[first:first + k],
+                      3 if name.endswith("glm") else 1)
             first += k
 
 
