@@ -202,7 +202,11 @@ grow(void **p, size_t *cap, uint64_t bytes, struct dcpd_err *err)
 	return 0;
 }
 
-/* How large the values are: what keeps y = Wx of the size of x. */
+/*
+ * How large the values are: what keeps y = Wx of the size of x. Scales are half
+ * to one and a half times what they are on the mean, so that one from a wrong
+ * place shows.
+ */
 static void
 fill(struct dummy *d, const struct dcpd_wform *f, struct dcpk_weight *w,
     uint64_t s, uint64_t scales)
@@ -236,8 +240,10 @@ fill(struct dummy *d, const struct dcpd_wform *f, struct dcpk_weight *w,
 		fill_all(&all, n / 2);
 		break;
 	}
+	s = ~s;		/* not the stream of the values */
 	for (i = 0; i < scales; i++)
-		scale[i] = spread / rms_of(f->fmt);
+		scale[i] = spread / rms_of(f->fmt) *
+		    (0.5f + (float)(next(&s) >> 40) * 0x1p-24f);
 	w->scale = scale;
 }
 

@@ -3,8 +3,8 @@
 
     price.py FWD LIBDCP_CUDA PART...
 
-PART is block or step, of v32 or glm (block-v32, step-glm, ..), batch-v32,
-batch-glm, wire, or quick. Random weights in the shapes of DeepSeek-V3.2 or
+PART is block or step, of v32 or glm (block-v32, step-glm, ..), block-fp8 and
+step-fp8 (V3.2's, FP8 weights kept), batch-v32, batch-glm, wire, or quick. Random weights in the shapes of DeepSeek-V3.2 or
 GLM-5.2, few layers; every request has a context of its own in a pool of random
 rows, so that they come from memory. Ranks meet by flags, passes are graphs. A
 pass's time is host time around it, the median after the first six; that of a
@@ -120,11 +120,12 @@ def load(sides):
         t.join()
 
 
-def compare(title, name, kind, of, few, many, cells=None):
+def compare(title, name, kind, of, few, many, cells=None, **more):
     cells = cells or CELLS
     say(f"{title}: us a layer: TP2 / TP2 + DCP2 = price; added")
     n = pages(cells)
-    tp, dcp = (Layers(of, few, many, n, **how, **SPIN) for how in (TP, DCP))
+    tp, dcp = (Layers(of, few, many, n, **how, **SPIN, **more)
+               for how in (TP, DCP))
     load(tp.sides() + dcp.sides())
     out = {}
     for ctx, b in cells:
@@ -164,6 +165,17 @@ def block_glm():
             shared = ((a[c][1] - a[c][0]) * 4 - (d - t)) / 3
             say(f"{c[0] // K:4}k b={c[1]:<3} us added: {d - t:+.1f} to a layer "
                 f"with an index, {shared:+.1f} to one without")
+
+
+def block_fp8():
+    compare("block, V3.2 in FP8", "v32", "block",
+            lambda n: mc.v32(n, 0, 8, inter=256, moe=256), 2, 6,
+            fp8_weights=True)
+
+
+def step_fp8():
+    compare("step, V3.2 in FP8", "v32", "step",
+            lambda n: mc.v32(n, n, 16), 1, 3, fp8_weights=True)
 
 
 def step_v32():
@@ -222,7 +234,7 @@ def quick():
     compare("block, V3.2", "v32", "block", thin_v32, 2, 6, CELLS[:3])
 
 
-PARTS = {"block-v32": block_v32, "step-v32": step_v32, "block-glm": block_glm,
+PARTS = {"block-fp8": block_fp8, "step-fp8": step_fp8, "block-v32": block_v32, "step-v32": step_v32, "block-glm": block_glm,
          "step-glm": step_glm, "batch-v32": batch_v32, "batch-glm": batch_glm,
          "wire": wire, "quick": quick}
 
