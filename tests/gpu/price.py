@@ -234,9 +234,10 @@ def quick():
     compare("block, V3.2", "v32", "block", thin_v32, 2, 6, CELLS[:3])
 
 
-PARTS = {"block-fp8": block_fp8, "step-fp8": step_fp8, "block-v32": block_v32, "step-v32": step_v32, "block-glm": block_glm,
-         "step-glm": step_glm, "batch-v32": batch_v32, "batch-glm": batch_glm,
-         "wire": wire, "quick": quick}
+PARTS = {"block-v32": block_v32, "step-v32": step_v32, "block-fp8": block_fp8,
+         "step-fp8": step_fp8, "block-glm": block_glm, "step-glm": step_glm,
+         "batch-v32": batch_v32, "batch-glm": batch_glm, "wire": wire,
+         "quick": quick}
 
 
 def main():

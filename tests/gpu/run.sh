@@ -84,7 +84,8 @@ module mask 30
 module fp8 60
 part failstop 120 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
     "$stage" "$bin/libfault.so"
-for p in block-v32 step-v32 block-fp8 step-fp8 block-glm step-glm batch-v32 batch-glm wire; do
+for p in block-v32 step-v32 block-fp8 step-fp8 block-glm step-glm batch-v32 \
+    batch-glm wire; do
 	two price-$p part price-$p 60 "$bin/libdcp_cuda.so" python3 \
 	    "$here/price.py" "$bin/fwd" "$bin/libdcp_cuda.so" $p
 done
