@@ -273,9 +273,9 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->hist = TAKE(std::max<size_t>(n, std::min<size_t>(
 		    prefill_share(c), DCPG_SLICE)) * DCPG_BINS, uint32_t);
 		if (c->D > 1) {
-			r->offer = TAKE(n * DCPG_OFFER_CAP, uint64_t);
+			r->offer = TAKE(c->D * n * DCPG_OFFER_CAP, uint64_t);
 			r->offer_n = TAKE(n, uint32_t);
-			r->window = TAKE(n, struct dcpg_window);
+			r->window = TAKE(c->D * n, struct dcpg_window);
 		}
 	}
 	r->lse_unused = TAKE(M * c->Hp, float);
@@ -621,6 +621,7 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 		    keys_bytes(c) + scales_bytes(c), bytes);
 	cudaMemset(r->ws, 0, bytes);
 	carve(c, r, i, r->ws);
+	dcpg_no_offers(c, r);
 	c->got[i].rows = rows_bytes(c);
 	c->got[i].index = keys_bytes(c) + scales_bytes(c);
 	c->got[i].workspace = bytes;

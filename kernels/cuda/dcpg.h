@@ -113,7 +113,6 @@ struct dcpg_index_score {
 	uint32_t rows, heads;	/* heads: 8, 16, 32, 64 */
 	uint32_t stride, max_len;
 	uint32_t page_rows;	/* P = 64 / D */
-	uint32_t *clear;	/* [rows] set to zero, or NULL */
 };
 
 int dcpg_index_score(const struct dcpg_index_score *, void *stream);
@@ -299,10 +298,14 @@ int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
  * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
  * list is ascending in j and holds pool rows.
  *
- * D > 1: two calls. dcpg_select_offer puts those of this rank's keys that are
- * near the boundary where the others find them; dcpg_select takes them, after
- * the ranks have met: by events, or inside (`peer`). Where they do not do, it
- * reads all ranks' scores.
+ * D > 1: a rank offers those of its keys that are near the boundary, and takes
+ * what all offered. Where that does not do, it reads all ranks' scores. With
+ * `peer` dcpg_select does both: offers go to[e], into rank e's memory, and come
+ * from[e], in this rank's; a key, or lo and hi of a window, that is not there
+ * yet is DCPG_NO_OFFER, so they must all be before the first call, and are after
+ * each. Ranks must meet between two calls. With events two calls: dcpg_select_offer (to of
+ * the rank itself alone), then, when the ranks have met, dcpg_select (from[e]
+ * is where rank e put them).
  *
  * `table`, `table_at` and `len` are older than the kernel before: read early.
  */
@@ -310,6 +313,8 @@ struct dcpg_window {	/* of a rank's row: what it offers */
 	uint32_t lo, hi;	/* keys (digit.cuh) lo <= key < hi */
 	uint32_t above, n;	/* how many are above, and in it */
 };
+
+#define DCPG_NO_OFFER UINT64_C(0xffffffffffffffff)	/* no key has it */
 
 struct dcpg_select {
 	const float *score;	/* [rows][stride] */
@@ -322,14 +327,15 @@ struct dcpg_select {
 	uint32_t k, rank, ranks;
 	uint32_t *clear;	/* set to zero when read, for the next scores:
 				   the histogram to which they add, or NULL */
-	/* D > 1; arrays by rank of the group, in that rank's memory */
+	/* D > 1; arrays by rank of the group */
 	uint32_t cap;		/* keys that an offer holds */
-	uint32_t *offered;	/* [rows], this rank's, zeroed before */
+	uint32_t *offered;	/* [rows], this rank's, 0 before and after */
 	const uint32_t *total;	/* [rows]: keys of all ranks together */
-	const float *scores[DCPK_MAX_RANKS];	/* [rows][stride] */
-	uint64_t *offers[DCPK_MAX_RANKS];	/* [rows][cap] */
-	struct dcpg_window *windows[DCPK_MAX_RANKS];	/* [rows] */
-	struct dcpg_peer peer;	/* world 0: they have met */
+	const float *scores[DCPK_MAX_RANKS];	/* [rows][stride], its own */
+	uint64_t *to[DCPK_MAX_RANKS], *from[DCPK_MAX_RANKS]; /* [rows][cap] */
+	struct dcpg_window *to_window[DCPK_MAX_RANKS],	/* [rows] */
+	    *from_window[DCPK_MAX_RANKS];
+	struct dcpg_peer peer;	/* world 0: with events */
 };
 
 int dcpg_select(const struct dcpg_select *, void *stream);

@@ -106,9 +106,11 @@ struct dcpg_rank {
 	uint32_t *table_at, *shard_n;	/* [rows]: page table, local keys */
 	uint32_t *row_n;		/* [rows]: keys on all ranks */
 	uint32_t *hist;			/* [rows][DCPG_BINS], own; 0 between uses */
-	uint64_t *offer;		/* [rows][cap] own keys near the boundary */
-	struct dcpg_window *window;	/* [rows]: what it holds */
-	uint32_t *offer_n;		/* [rows] */
+	/* Keys near the boundary: of the group's ranks, written by them, or, with
+	 * events, of this one (its dr); see dcpg_select. */
+	uint64_t *offer;		/* [D][max_rows][cap] */
+	struct dcpg_window *window;	/* [D][max_rows] */
+	uint32_t *offer_n;		/* [max_rows] own, 0 between uses */
 	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers; by
 				   slot (dcpg_select_deal) */
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
@@ -291,6 +293,7 @@ int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,
 
 /* row_shards of this step's rows, for the fast selection */
 int dcpg_row_shards(dcpk_ctx *, dcpg_rank *);
+void dcpg_no_offers(dcpk_ctx *, dcpg_rank *);
 
 /* prefill.cu: who selects for which rows, who attends for which */
 int dcpg_owners(dcpk_ctx *);

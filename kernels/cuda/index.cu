@@ -437,9 +437,6 @@ score_kernel(const struct dcpg_index_score g)
 	}
 	launch_wait();
 	launch_next();
-	if (g.clear != NULL && blockIdx.x == 0)
-		for (uint32_t r = threadIdx.x; r < g.rows; r += WORK)
-			g.clear[r] = 0;
 	compute<H>(s, g, p);
 }
 

@@ -84,6 +84,40 @@ peer_await(const struct dcpg_peer &p, uint32_t who, uint32_t at)
 		}
 }
 
+/* A word for a peer; who sees it by peer_take sees all that came before. */
+__device__ inline void
+peer_put(uint64_t *p, uint64_t v)
+{
+	asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) :
+	    "memory");
+}
+
+/*
+ * A word that peer `who` writes where DCPG_NO_OFFER stands; that is what comes
+ * back if it does not. No world: it is there.
+ */
+__device__ inline uint64_t
+peer_take(const struct dcpg_peer &p, uint32_t who, const uint64_t *at)
+{
+	uint64_t v, t0 = 0;
+
+	for (;;) {
+		asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) :
+		    "l"(at) : "memory");
+		if (v != DCPG_NO_OFFER || p.world == 0)
+			return v;
+		if (*(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
+			return v;
+		if (t0 == 0)
+			t0 = now_ns();
+		if (now_ns() - t0 > p.limit_ns) {
+			peer_give_up(p, who, *(volatile uint32_t *)peer_word(p,
+			    PEER_BEGUN) + 1);
+			return v;
+		}
+	}
+}
+
 /* By the whole of one block of at least `world` threads, once a meeting. */
 __device__ inline void
 meet(const struct dcpg_peer &p)

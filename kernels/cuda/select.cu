@@ -13,8 +13,17 @@
  * Of D ranks each holds nearly the same share of the winners, as its keys are
  * every D-th. A rank offers, by its own histogram, those of its keys that stand
  * within six standard deviations of its k/D-th best: the window. Keys above it
- * win, and the offers of all ranks are the boundary keys: the ranks meet once.
- * The last winner is right if it lies in the windows of all.
+ * win, and the offers of all ranks are the boundary keys. The last winner is
+ * right if it lies in the windows of all.
+ *
+ * Where ranks meet by flags, offers need none: they are written into the memory
+ * of each rank of the group, to places that hold DCPG_NO_OFFER, and a row's
+ * cluster waits for its own row's window (of which lo and hi are such a word)
+ * and for as many keys as it announces. Who takes a word puts DCPG_NO_OFFER
+ * back; what another rank writes there next is behind attention's meeting. A
+ * cluster offers before it waits, and clusters start in order of their rows on
+ * every rank, so the first row that is not done can always be. With events,
+ * offers stay where they are made, and a launch of its own takes them.
  *
  * Where it does not, or boundary keys do not fit (many equal scores), keys are
  * counted where they are, by all blocks together.
@@ -23,7 +32,7 @@
  * that are not unrolled, barriers without fences, and blocks small enough to
  * wait beside a score block for the last score.
  *
- * Shared memory: boundary keys 16 or 64 KB, histogram 8 KB, two bits per key, 4
+ * Shared memory: boundary keys 16 or 32 KB, histogram 8 KB, two bits per key, 4
  * bytes per winner. Bytes that must move: 4 per score, 8 KB of histogram, 4 per
  * winner; over ranks 8 per offered key.
  */
@@ -31,6 +40,7 @@
 #include <errno.h>
 #include <math.h>
 
+#include "kernels/cuda/bins.cuh"
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/digit.cuh"
 #include "kernels/cuda/peer.cuh"
@@ -39,17 +49,10 @@
 namespace dcpg {
 namespace {
 
-constexpr uint32_t THREADS = 256, WARPS = THREADS / 32;
 constexpr uint32_t BLOCKS = 16;	/* most of a cluster */
 constexpr uint32_t RUN = DCPG_MAX_SHARD / 8;	/* most keys of a block */
-constexpr uint32_t EACH = DCPG_BINS / THREADS;	/* bins of a thread */
 constexpr uint32_t PAGES = 256;	/* page ids of a run kept there */
 constexpr uint32_t DEEP = 8;		/* scores of a thread, loaded at once */
-
-struct Scan {
-	uint32_t warp[WARPS];
-	uint32_t bin, need, in_bin;	/* what find_bin found */
-};
 
 /* What a block tells the others before they meet. */
 struct Tally {
@@ -62,17 +65,18 @@ struct Shared {
 	struct Tally tally[16];
 	uint32_t total[16];	/* winners of every block, counted late */
 	uint32_t page[PAGES];
+	uint32_t offer;		/* where the block's offers begin */
 	uint64_t meet;
 	Scan scan;
 	alignas(16) uint64_t edge[];	/* a part for every block's, EDGES in
 				   all; behind them the bits */
 };
 
-/* Boundary keys of a row that are kept. */
+/* Boundary keys of a row that are kept: four blocks an SM have room. */
 __host__ __device__ inline uint32_t
 edges(uint32_t ranks)
 {
-	return ranks > 1 ? 8192 : 2048;
+	return ranks > 1 ? 4096 : 2048;
 }
 
 /* Two words for 32 keys of the run: who wins, who is at the boundary. Behind
@@ -80,7 +84,7 @@ edges(uint32_t ranks)
 __device__ inline uint32_t *
 bits(Shared &s, const struct dcpg_select &g)
 {
-	return (uint32_t *)(s.edge + edges(g.ranks));
+	return at_shared<uint32_t>(smem_addr(s.edge) + edges(g.ranks) * 8);
 }
 
 /* The boundary: keys from hi on win, and `need` of the in_bin between lo and
@@ -121,101 +125,6 @@ meet(Shared &s, uint32_t &phase)
 	phase ^= 1;
 }
 
-/* Inclusive sum over the block's threads, in thread order. A barrier must lie
- * between two calls. */
-__device__ inline uint32_t
-sum_inline(uint32_t x, uint32_t *warp)
-{
-	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
-
-#pragma unroll
-	for (int k = 1; k < 32; k *= 2) {
-		uint32_t y = __shfl_up_sync(~0u, x, k);
-
-		x += lane >= k ? y : 0;
-	}
-	if (lane == 31)
-		warp[w] = x;
-	__syncthreads();
-	return x + __reduce_add_sync(~0u, lane < w ? warp[lane] : 0);
-}
-
-__device__ __noinline__ uint32_t
-sum_at(uint32_t x, uint32_t warp)
-{
-	return sum_inline(x, at_shared<uint32_t>(warp));
-}
-
-__device__ inline uint32_t
-block_sum(uint32_t x, uint32_t *warp)
-{
-	return sum_at(x, smem_addr(warp));
-}
-
-/* A thread's share of a histogram: thread 0 has the highest bins. */
-struct Bins {
-	uint32_t n[EACH];
-};
-
-__device__ inline Bins
-my_bins(const uint32_t *hist)
-{
-	Bins b;
-
-#pragma unroll
-	for (uint32_t i = 0; i < EACH; i += 4) {
-		uint4 x = *(const uint4 *)(hist + DCPG_BINS - EACH * (1 +
-		    threadIdx.x) + i);
-
-		b.n[i] = x.x;
-		b.n[i + 1] = x.y;
-		b.n[i + 2] = x.z;
-		b.n[i + 3] = x.w;
-	}
-	return b;
-}
-
-/*
- * The bin where the counts, summed from the highest bin down, reach need; how
- * many of it are needed and how many it holds: 0 if all bins hold fewer.
- */
-__device__ __noinline__ void
-find_bin_at(uint32_t scan, Bins b, uint32_t need)
-{
-	Scan &s = *at_shared<Scan>(scan);
-	uint32_t mine = 0, sum;
-
-#pragma unroll
-	for (uint32_t i = 0; i < EACH; i++)
-		mine += b.n[i];
-	if (threadIdx.x == 0)
-		s.in_bin = 0;
-	sum = sum_inline(mine, s.warp);
-	if (sum >= need && sum - mine < need) {
-		uint32_t above = sum - mine, bin = 0, rest = 0, in = 0;
-
-#pragma unroll
-		for (int i = EACH - 1; i >= 0; i--) {
-			if (above < need) {
-				bin = DCPG_BINS - EACH * (1 + threadIdx.x) + i;
-				rest = need - above;
-				in = b.n[i];
-			}
-			above += b.n[i];
-		}
-		s.bin = bin;
-		s.need = rest;
-		s.in_bin = in;
-	}
-	__syncthreads();
-}
-
-__device__ inline void
-find_bin(Scan &s, Bins b, uint32_t need)
-{
-	find_bin_at(smem_addr(&s), b, need);
-}
-
 /* The boundary as far as the first digit tells. Fewer than k keys: all win. */
 __device__ inline Edge
 first_edge(Scan &s, Bins b, uint32_t k)
@@ -247,38 +156,61 @@ load_scores(float (&v)[DEEP], const Run &run, uint32_t i0)
 /*
  * A bit for every key that wins by its digit alone, and one for every boundary
  * key when only some of them win. A warp takes 32 neighbours at a time; scores
- * compare as their keys do, but for NaN. v and next: the first two loads.
+ * compare as their keys do, but for NaN.
  */
-__device__ inline void
-split(uint32_t *bits, const Run &run, const Edge &e, float (&v)[DEEP],
-    float (&next)[DEEP])
+struct Cut {
+	float least, low;	/* of those that win, of the boundary's */
+	bool nan_wins, nan_on;
+};
+
+__device__ inline Cut
+cut_at(const Edge &e)
 {
 	bool part = e.need < e.in_bin, nan = e.lo == 0;
-	bool nan_wins = nan && !part, nan_on = nan && part;
-	float least = key_score(part ? e.hi : e.lo);
-	float low = part ? key_score(e.lo) : NAN;
-	uint32_t lane = threadIdx.x % 32;
+	Cut c = { key_score(part ? e.hi : e.lo), part ? key_score(e.lo) : NAN,
+	    nan && !part, nan && part };
 
 	/* Computed here, not at every use. */
-	asm volatile("" : "+f"(least), "+f"(low));
-#pragma unroll 1
-	for (uint32_t i0 = threadIdx.x; i0 - lane < run.n;
-	    i0 += THREADS * DEEP) {
-		uint2 *to = (uint2 *)bits + i0 / 32;
+	asm volatile("" : "+f"(c.least), "+f"(c.low));
+	return c;
+}
+
+/* Of the scores v, which begin at the thread's key i0. */
+__device__ inline void
+split_some(uint32_t *bits, const Run &run, const Cut &c,
+    const float (&v)[DEEP], uint32_t i0)
+{
+	uint2 *to = (uint2 *)bits + i0 / 32;
 
 #pragma unroll
-		for (uint32_t u = 0; u < DEEP; u++) {
-			bool in = i0 + u * THREADS < run.n;
-			bool win = v[u] >= least || nan_wins;
-			bool on = v[u] >= low || nan_on;
-			uint32_t w = __ballot_sync(~0u, in && win);
-			uint32_t b = __ballot_sync(~0u, in && on);
+	for (uint32_t u = 0; u < DEEP; u++) {
+		bool in = i0 + u * THREADS < run.n;
+		bool win = v[u] >= c.least || c.nan_wins;
+		bool on = v[u] >= c.low || c.nan_on;
+		uint32_t w = __ballot_sync(~0u, in && win);
+		uint32_t b = __ballot_sync(~0u, in && on);
 
-			if (lane == 0 && in)
-				to[u * WARPS] = make_uint2(w, b & ~w);
-			v[u] = next[u];
-		}
-		load_scores(next, run, i0 + 2 * THREADS * DEEP);
+		if (threadIdx.x % 32 == 0 && in)
+			to[u * WARPS] = make_uint2(w, b & ~w);
+	}
+}
+
+/* Of the run; v and w: the first two loads. While one is worked on, the other
+ * is under way. */
+__device__ inline void
+split(uint32_t *bits, const Run &run, const Edge &e, float (&v)[DEEP],
+    float (&w)[DEEP])
+{
+	constexpr uint32_t STEP = THREADS * DEEP;
+	Cut c = cut_at(e);
+
+#pragma unroll 1
+	for (uint32_t i0 = threadIdx.x; i0 - threadIdx.x % 32 < run.n;
+	    i0 += 2 * STEP) {
+		split_some(bits, run, c, v, i0);
+		load_scores(v, run, i0 + 2 * STEP);
+		split_some(bits, run, c, w, i0 + STEP);
+		load_scores(w, run, i0 + 3 * STEP);
 	}
 	__syncthreads();
 }
@@ -352,15 +284,102 @@ exchange(Shared &s, uint32_t room, uint32_t &phase)
 	phase ^= 1;
 }
 
-/* What the ranks offered, when they have met: this block's share, to its part
- * of s.edge. */
+/* --- ranks: what one offers, and what all did ----------------------------- */
+
+/* The window around a rank's k/D-th best: not more than `few` of its keys stand
+ * above it, and at least `many` above its end. */
+__device__ inline struct dcpg_window
+find_window(Scan &s, const uint32_t *hist, uint32_t len, uint32_t few,
+    uint32_t many)
+{
+	struct dcpg_window w = { 0, ~0u, 0, len };
+	Bins b = my_bins(hist);
+
+	find_bin(s, b, few + 1);
+	if (few > 0 && s.in_bin != 0) {
+		w.hi = digit_first_key(s.bin + 1);
+		w.above = few + 1 - s.need;
+	}
+	__syncthreads();
+	find_bin(s, b, many);
+	if (s.in_bin != 0) {
+		w.lo = digit_first_key(s.bin);
+		w.n = many - s.need + s.in_bin;
+	}
+	w.n -= w.above;
+	return w;
+}
+
+/* To rank threadIdx.x. Its scores are there for whoever sees the window. */
+__device__ inline void
+send_window(const struct dcpg_select &g, const struct dcpg_window &w)
+{
+	uint32_t e = threadIdx.x;
+	struct dcpg_window *to = e < g.ranks ? g.to_window[e] : NULL;
+
+	if (blockIdx.x != 0 || to == NULL)
+		return;
+	to[blockIdx.y].above = w.above;
+	to[blockIdx.y].n = w.n;
+	peer_put((uint64_t *)&to[blockIdx.y].lo, (uint64_t)w.hi << 32 | w.lo);
+}
+
+/* Counts the winners; puts the keys in the window to where ranks take them. The
+ * histogram has said how many all blocks will find. */
+__device__ inline void
+offer(Shared &s, const struct dcpg_select &g, const Run &run, bool put)
+{
+	uint32_t words = (run.n + 31) / 32, sure = 0, n = 0, at;
+	size_t row = blockIdx.y;
+	const uint2 *bit = (const uint2 *)bits(s, g);
+
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < words; i += THREADS) {
+		uint2 x = bit[i];
+
+		sure += __popc(x.x);
+		n += __popc(x.y);
+	}
+	sure = __reduce_add_sync(~0u, sure);
+	if (threadIdx.x % 32 == 0 && sure != 0)
+		atomicAdd(&s.tally[blockIdx.x].sure, sure);
+	at = block_sum(n, s.scan.warp);
+	if (threadIdx.x == THREADS - 1)
+		s.offer = put && at > 0 ? atomicAdd(&g.offered[row], at) : 0;
+	__syncthreads();
+	at += s.offer - n;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; put && i < words; i += THREADS)
+#pragma unroll 1
+		for (uint32_t b = bit[i].y; b != 0; b &= b - 1, at++) {
+			uint32_t j = i * 32 + __ffs(b) - 1;
+			uint64_t c = composite(score_key(run.score[j]),
+			    (run.first + j) * g.ranks + g.rank);
+
+#pragma unroll 1
+			for (uint32_t e = 0; at < g.cap && e < g.ranks; e++)
+				if (g.to[e] != NULL)
+					g.to[e][row * g.cap + at] = c;
+		}
+}
+
+/* What the ranks offered: this block's share, to its part of s.edge. */
 __device__ inline void
 take_offers(Shared &s, const struct dcpg_select &g, uint32_t room)
 {
 	uint32_t row = blockIdx.y, all = 0, per, i, end;
+	uint32_t first = g.peer.self - g.rank;	/* of the group */
 
-	for (uint32_t r = threadIdx.x; r < g.ranks; r += THREADS)
-		s.window[r] = g.windows[r][row];
+	if (threadIdx.x < g.ranks) {
+		uint32_t r = threadIdx.x;
+		const struct dcpg_window *w = g.from_window[r] + row;
+		uint64_t x = peer_take(g.peer, first + r,
+		    (const uint64_t *)&w->lo);
+
+		s.window[r] = { (uint32_t)x, (uint32_t)(x >> 32),
+		    *(volatile const uint32_t *)&w->above,
+		    *(volatile const uint32_t *)&w->n };
+	}
 	__syncthreads();
 #pragma unroll 1
 	for (uint32_t r = 0; r < g.ranks; r++)
@@ -371,17 +390,37 @@ take_offers(Shared &s, const struct dcpg_select &g, uint32_t room)
 	if (threadIdx.x == 0)
 		s.tally[blockIdx.x].edges = end - i;
 #pragma unroll 1
-	for (uint32_t at = threadIdx.x; at < room && i + at < end;
-	    at += THREADS) {
+	for (uint32_t at = threadIdx.x; i + at < end; at += THREADS) {
 		uint32_t r = 0, j = i + at;
+		uint64_t *p, c;
 
 		while (j >= s.window[r].n)
 			j -= s.window[r++].n;
-		if (j < g.cap)
+		if (s.window[r].n > g.cap)	/* nothing was written */
+			continue;
+		p = g.from[r] + (size_t)row * g.cap + j;
+		c = peer_take(g.peer, first + r, p);
+		if (g.peer.world != 0)
+			*p = DCPG_NO_OFFER;
+		if (at < room)
 			s.edge[blockIdx.x * room + at] =
-			    g.offers[r][(size_t)row * g.cap + j];
+			    c != DCPG_NO_OFFER ? c : 0;
 	}
 	__syncthreads();
+}
+
+/* For the next layer, when all blocks of the row have read. */
+__device__ inline void
+offers_done(const struct dcpg_select &g)
+{
+	uint32_t t = threadIdx.x;
+
+	if (blockIdx.x != 0)
+		return;
+	if (t == 0)
+		g.offered[blockIdx.y] = 0;
+	if (g.peer.world != 0 && t < g.ranks)
+		*(uint64_t *)&g.from_window[t][blockIdx.y].lo = DCPG_NO_OFFER;
 }
 
 /* --- the last winner among the boundary keys ------------------------------ */
@@ -690,15 +729,6 @@ my_pages(Shared &s, const struct dcpg_select &g, const Run &run)
 	return s.page - first;
 }
 
-/* D > 1: what this rank's window says. */
-__device__ inline Edge
-window_edge(const struct dcpg_select &g)
-{
-	uint32_t hi = g.windows[g.rank][blockIdx.y].hi;
-
-	return (Edge){ 0, 0, hi, hi };
-}
-
 /* The cluster's blocks have told each other what they found: the bits are
  * completed. How many keys win before the run, in all and beside those as far
  * as this thread knows. */
@@ -728,9 +758,17 @@ settle(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e,
 	return make_uint2(mark_long(s, g, run, q.lo, phase), 0);
 }
 
-/* grid: (blocks of a cluster, rows). */
-__global__ void __launch_bounds__(THREADS, 5)
-select_kernel(const __grid_constant__ struct dcpg_select g)
+enum { OFFER = 1, TAKE = 2 };	/* what a launch does, of D > 1 ranks */
+
+struct Steps {
+	uint32_t what, few, many;	/* few, many: of find_window */
+};
+
+/* grid: (blocks of a cluster, rows). RANKS: more than one. */
+template <bool RANKS>
+__global__ void __launch_bounds__(THREADS, RANKS ? 4 : 5)
+select_kernel(const __grid_constant__ struct dcpg_select g,
+    const __grid_constant__ Steps to)
 {
 	extern __shared__ __align__(16) uint8_t mem[];
 	Shared &s = *at_shared<Shared>(smem_addr(mem));
@@ -757,14 +795,26 @@ select_kernel(const __grid_constant__ struct dcpg_select g)
 	launch_next();
 	load_scores(v, run, threadIdx.x);
 	load_scores(next, run, threadIdx.x + THREADS * DEEP);
-	e = g.ranks > 1 ? window_edge(g) : first_edge(s.scan, my_bins(hist),
-	    g.k);
-	split(bits(s, g), run, e, v, next);
-	collect(s, g, run, room);
-	meet_in(g.peer, row == 0 && blockIdx.x == 0);
-	if (g.ranks > 1)
+	if (!RANKS) {
+		e = first_edge(s.scan, my_bins(hist), g.k);
+		split(bits(s, g), run, e, v, next);
+		collect(s, g, run, room);
+	} else {
+		struct dcpg_window w = find_window(s.scan, hist, g.len[row],
+		    to.few, to.many);
+
+		if (to.what & OFFER)
+			send_window(g, w);
+		e = (Edge){ 0, 1, w.lo, w.hi };
+		split(bits(s, g), run, e, v, next);
+		offer(s, g, run, (to.what & OFFER) != 0 && w.n <= g.cap);
+		if ((to.what & TAKE) == 0)
+			return;
 		take_offers(s, g, room);
+	}
 	exchange(s, room, phase);
+	if (RANKS)
+		offers_done(g);
 	before = settle(s, g, run, e, room, phase);
 	emit(s, g, run, table, before.x, before.y);
 	/* All blocks have read the histogram: they have met. */
@@ -773,62 +823,6 @@ select_kernel(const __grid_constant__ struct dcpg_select g)
 		for (uint32_t i = blockIdx.x * THREADS + threadIdx.x;
 		    i < DCPG_BINS; i += gridDim.x * THREADS)
 			g.clear[(size_t)row * DCPG_BINS + i] = 0;
-	meet_out(g.peer, gridDim.x * gridDim.y);
-}
-
-/* --- what a rank offers --------------------------------------------------- */
-
-/* The window around a rank's k/D-th best: not more than `few` of its keys stand
- * above it, and at least `many` above its end. */
-__device__ inline struct dcpg_window
-find_window(Scan &s, const uint32_t *hist, uint32_t len, uint32_t few,
-    uint32_t many)
-{
-	struct dcpg_window w = { 0, ~0u, 0, len };
-	Bins b = my_bins(hist);
-
-	find_bin(s, b, few + 1);
-	if (few > 0 && s.in_bin != 0) {
-		w.hi = digit_first_key(s.bin + 1);
-		w.above = few + 1 - s.need;
-	}
-	__syncthreads();
-	find_bin(s, b, many);
-	if (s.in_bin != 0) {
-		w.lo = digit_first_key(s.bin);
-		w.n = many - s.need + s.in_bin;
-	}
-	w.n -= w.above;
-	return w;
-}
-
-/* grid: (runs, rows). */
-__global__ void __launch_bounds__(THREADS, 4)
-offer_kernel(const __grid_constant__ struct dcpg_select g, uint32_t few,
-    uint32_t many)
-{
-	__shared__ Scan s;
-	uint32_t row = blockIdx.y, len = g.len[row], at;
-	const float *score = g.score + (size_t)row * g.stride;
-	uint64_t *offer = g.offers[g.rank] + (size_t)row * g.cap;
-	struct dcpg_window w;
-
-	launch_wait();
-	launch_next();
-	w = find_window(s, g.hist + (size_t)row * DCPG_BINS, len, few, many);
-	if (blockIdx.x == 0 && threadIdx.x == 0)
-		g.windows[g.rank][row] = w;
-#pragma unroll 4
-	for (uint32_t j = blockIdx.x * THREADS + threadIdx.x; j < len;
-	    j += gridDim.x * THREADS) {
-		uint32_t key = score_key(score[j]);
-
-		if (key < w.lo || key >= w.hi)
-			continue;
-		at = atomicAdd(&g.offered[row], 1);
-		if (at < g.cap)
-			offer[at] = composite(key, j * g.ranks + g.rank);
-	}
 }
 
 bool
@@ -865,26 +859,31 @@ shared_size(const struct dcpg_select *a, uint32_t blocks)
 int
 select_init(void)
 {
-	return cudaFuncSetAttribute(select_kernel,
-	    cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared) +
-	    edges(2) * 8 + RUN / 4 + DCPG_MAX_K * 4) == cudaSuccess &&
-	    cudaFuncSetAttribute(select_kernel,
-	    cudaFuncAttributePreferredSharedMemoryCarveout, 100) ==
-	    cudaSuccess && cudaFuncSetAttribute(select_kernel,
-	    cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
-	    cudaSuccess ? 0 : -EIO;
+	bool ok = true;
+
+	for (auto k : { select_kernel<false>, select_kernel<true> })
+		ok = ok && cudaFuncSetAttribute(k,
+		    cudaFuncAttributeMaxDynamicSharedMemorySize,
+		    sizeof(Shared) + edges(2) * 8 + RUN / 4 + DCPG_MAX_K * 4)
+		    == cudaSuccess && cudaFuncSetAttribute(k,
+		    cudaFuncAttributePreferredSharedMemoryCarveout, 100) ==
+		    cudaSuccess && cudaFuncSetAttribute(k,
+		    cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+		    cudaSuccess;
+	return ok ? 0 : -EIO;
 }
 
 }	/* namespace dcpg */
 
 using namespace dcpg;
 
-extern "C" int
-dcpg_select(const struct dcpg_select *a, void *stream)
+static int
+launch(const struct dcpg_select *a, uint32_t what, void *stream)
 {
 	cudaLaunchAttribute at[2];
 	cudaLaunchConfig_t cfg = {};
-	uint32_t blocks = BLOCKS;
+	uint32_t blocks = BLOCKS, share, more;
+	Steps to = { what, 0, 0 };
 
 	if (!valid(a))
 		return -EINVAL;
@@ -893,6 +892,13 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 	    (a->rows * blocks > (blocks == 16 ? 7 * 16 * 2 : 512) ||
 	    a->max_len < blocks * 1024))
 		blocks /= 2;
+	if (a->ranks > 1) {
+		share = a->k / a->ranks;
+		more = (uint32_t)ceil(6 * sqrt((double)a->k / a->ranks *
+		    (1 - 1.0 / a->ranks))) + 1;
+		to.few = share > more ? share - more : 0;
+		to.many = share + more;
+	}
 	at[0].id = cudaLaunchAttributeClusterDimension;
 	at[0].val.clusterDim.x = blocks;
 	at[0].val.clusterDim.y = 1;
@@ -905,32 +911,20 @@ dcpg_select(const struct dcpg_select *a, void *stream)
 	cfg.stream = (cudaStream_t)stream;
 	cfg.attrs = at;
 	cfg.numAttrs = 2;
-	return cudaLaunchKernelEx(&cfg, select_kernel, *a) == cudaSuccess ?
-	    0 : -EIO;
+	return cudaLaunchKernelEx(&cfg, a->ranks > 1 ? select_kernel<true> :
+	    select_kernel<false>, *a, to) == cudaSuccess ? 0 : -EIO;
+}
+
+extern "C" int
+dcpg_select(const struct dcpg_select *a, void *stream)
+{
+	return launch(a, a->peer.world != 0 ? OFFER | TAKE : TAKE, stream);
 }
 
 extern "C" int
 dcpg_select_offer(const struct dcpg_select *a, void *stream)
 {
-	cudaLaunchAttribute at[1];
-	cudaLaunchConfig_t cfg = {};
-	uint32_t runs, most, share, more;
-
-	if (!valid(a) || a->ranks == 1)
+	if (a->ranks == 1 || a->peer.world != 0)
 		return -EINVAL;
-	share = a->k / a->ranks;
-	more = (uint32_t)ceil(6 * sqrt((double)a->k / a->ranks * (1 - 1.0 /
-	    a->ranks))) + 1;
-	/* Every block reads the histogram: no more than four an SM. */
-	runs = (a->max_len + 4 * THREADS - 1) / (4 * THREADS);
-	most = a->rows < 528 ? 528 / a->rows : 1;
-	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at[0].val.programmaticStreamSerializationAllowed = 1;
-	cfg.gridDim = dim3(runs < most ? runs : most, a->rows);
-	cfg.blockDim = dim3(THREADS);
-	cfg.stream = (cudaStream_t)stream;
-	cfg.attrs = at;
-	cfg.numAttrs = 1;
-	return cudaLaunchKernelEx(&cfg, offer_kernel, *a, share > more ?
-	    share - more : 0, share + more) == cudaSuccess ? 0 : -EIO;
+	return launch(a, OFFER, stream);
 }

@@ -351,11 +351,19 @@ score_fast(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.stride = (uint32_t)c->scores_ld;
 	a.max_len = dcpk_shard_len(c->longest, r->dr, c->D);
 	a.page_rows = c->page_rows;
-	a.clear = r->offer_n;
-	if (a.max_len != 0)
-		return dcpg_index_score(&a, r->st);
-	return dcpg_ok(cudaMemsetAsync(r->offer_n, 0, c->rows * 4, r->st),
-	    "offers");
+	return a.max_len != 0 ? dcpg_index_score(&a, r->st) : 0;
+}
+
+/* Before the first selection: nobody has offered anything. */
+void
+dcpg_no_offers(dcpk_ctx *c, dcpg_rank *r)
+{
+	size_t n = (size_t)c->D * c->s.max_rows;
+
+	if (r->offer == NULL)
+		return;
+	cudaMemset(r->offer, 0xff, n * DCPG_OFFER_CAP * sizeof *r->offer);
+	cudaMemset(r->window, 0xff, n * sizeof *r->window);
 }
 
 static struct dcpg_select
@@ -385,10 +393,18 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 	a.total = r->row_n;
 	for (uint32_t e = 0; e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
+		bool peer = c->s.comm == DCPK_COMM_PEER;
+		size_t mine = (size_t)r->dr * c->s.max_rows;
+		size_t its = (size_t)e * c->s.max_rows;
+		dcpg_rank *at = peer ? r : o;	/* where e's offers are */
 
 		a.scores[e] = o->scores;
-		a.offers[e] = o->offer;
-		a.windows[e] = o->window;
+		a.from[e] = at->offer + its * DCPG_OFFER_CAP;
+		a.from_window[e] = at->window + its;
+		if (!peer && o != r)
+			continue;
+		a.to[e] = o->offer + mine * DCPG_OFFER_CAP;
+		a.to_window[e] = o->window + mine;
 	}
 	if (c->s.comm == DCPK_COMM_PEER)
 		a.peer = dcpg_peer_of(c, r, 0);
@@ -396,26 +412,26 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 }
 
 /*
- * D > 1 meets once, when all have offered their keys near the boundary: inside
- * the selection where ranks meet by flags. What a peer reads of mine is written
- * again in the next layer, behind attention's meetings.
+ * D > 1: where ranks meet by flags, each launch waits for what its peers offer;
+ * else they meet when all have offered. What a peer reads or writes of mine is
+ * used again in the next layer, behind attention's meetings.
  */
 static int
 decode_fast(dcpk_ctx *c, uint32_t layer)
 {
-	bool events = c->s.comm != DCPK_COMM_PEER;
+	bool meets = c->D > 1 && c->s.comm != DCPK_COMM_PEER;
 	int rc = 0;
 
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= score_fast(c, &c->r[i], layer);
-		if (c->D > 1) {
+		if (meets) {
 			struct dcpg_select a = select_args(c, &c->r[i]);
 
 			rc |= dcpg_select_offer(&a, c->r[i].st);
 		}
 	}
-	if (c->D > 1 && events)
+	if (meets)
 		rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		struct dcpg_select a = select_args(c, &c->r[i]);

@@ -41,7 +41,7 @@
 
 /* kernel_test.cu, of all its parts */
 extern uint64_t seed;
-extern bool brief;		/* few and small cases */
+inline bool brief;		/* few and small cases */
 void verdict(bool ok, const char *what);
 void experts_tests(void);	/* experts_test.cu */
 void rows_tests(void);		/* rows_test.cu */
@@ -91,6 +91,37 @@ struct Rng {
 	}
 };
 
+/* From a pool of the driver's, as most of a test's time would go by otherwise;
+ * the sanitizer, which sees `brief` runs, sees the ends of buffers of their own. */
+inline void *
+buf_take(size_t bytes)
+{
+	static bool kept = false;
+	cudaMemPool_t pool;
+	uint64_t all = ~0ull;
+	void *p;
+
+	if (brief) {
+		CHECK(cudaMalloc(&p, bytes));
+		return p;
+	}
+	if (!kept) {
+		CHECK(cudaDeviceGetDefaultMemPool(&pool, 0));
+		CHECK(cudaMemPoolSetAttribute(pool,
+		    cudaMemPoolAttrReleaseThreshold, &all));
+		kept = true;
+	}
+	CHECK(cudaMallocAsync(&p, bytes, nullptr));
+	CHECK(cudaStreamSynchronize(nullptr));
+	return p;
+}
+
+inline void
+buf_give(void *p)
+{
+	CHECK(brief ? cudaFree(p) : cudaFreeAsync(p, nullptr));
+}
+
 template <class T>
 struct Buf {
 	T *d = nullptr;
@@ -98,7 +129,7 @@ struct Buf {
 
 	explicit Buf(size_t count) : n(count)
 	{
-		CHECK(cudaMalloc(&d, (count ? count : 1) * sizeof(T)));
+		d = (T *)buf_take((count ? count : 1) * sizeof(T));
 	}
 
 	explicit Buf(const std::vector<T> &h) : Buf(h.size())
@@ -111,7 +142,7 @@ struct Buf {
 
 	~Buf()
 	{
-		cudaFree(d);
+		buf_give(d);
 	}
 
 	void

@@ -12,9 +12,9 @@
 #include "tests/gpu/gpu_test.h"
 
 #include <algorithm>
+#include <map>
 
 uint64_t seed = 1;
-bool brief;
 static int failures, cases;
 
 void
@@ -467,9 +467,68 @@ better(const std::vector<float> &s, uint32_t a, uint32_t b)
 	return a < b;
 }
 
+/* Ranks on one GPU that meet by flags: a stream each. What waits for each other
+ * must fit on it together. */
+struct Peers {
+	Buf<uint32_t> words;
+	struct dcpg_stuck *stuck;
+	std::vector<cudaStream_t> stream;
+
+	explicit Peers(uint32_t n)
+	    : words((size_t)n * dcpg_peer_words(n)), stream(n)
+	{
+		CHECK(cudaMemset(words.d, 0, words.n * 4));
+		CHECK(cudaHostAlloc(&stuck, n * sizeof *stuck, 0));
+		memset(stuck, 0, n * sizeof *stuck);
+		for (cudaStream_t &st : stream)
+			CHECK(cudaStreamCreateWithFlags(&st,
+			    cudaStreamNonBlocking));
+	}
+	struct dcpg_peer
+	of(uint32_t d, uint64_t limit_ns = 2000000000) const
+	{
+		struct dcpg_peer p = {};
+
+		p.world = (uint32_t)stream.size();
+		p.self = d;
+		p.limit_ns = limit_ns;
+		p.stuck = &stuck[d];
+		for (uint32_t e = 0; e < p.world; e++)
+			p.flags[e] = words.d + e * dcpg_peer_words(p.world);
+		return p;
+	}
+	bool
+	lost(void) const
+	{
+		bool any = false;
+
+		for (size_t i = 0; i < stream.size(); i++)
+			any |= stuck[i].set != 0;
+		return any;
+	}
+};
+
+__global__ void
+delay_kernel(uint32_t ns)
+{
+	uint64_t t0, t;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
+	do
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	while (t - t0 < ns);
+}
+
+static void
+delay(cudaStream_t st, uint32_t ns)
+{
+	delay_kernel<<<1, 1, 0, st>>>(ns);
+	CHECK(cudaGetLastError());
+}
+
 static void
 select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
-    uint32_t cap, uint64_t salt)
+    uint32_t cap, uint64_t salt, Peers *peers = nullptr)
 {
 	Rng g(seed * 15485863 + salt);
 	uint32_t P = 64 / D, pages = (L + 63) / 64, max = (L + D - 1) / D;
@@ -491,24 +550,26 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		std::vector<uint32_t> order(n);
 		for (uint32_t i = 0; i < n; i++)
 			order[i] = i;
-		std::sort(order.begin(), order.end(), [&](uint32_t a,
-		    uint32_t b) { return better(s[r], a, b); });
+		std::nth_element(order.begin(), order.begin() + std::min(n, k)
+		    - 1, order.end(), [&](uint32_t a, uint32_t b) {
+			return better(s[r], a, b);
+		});
 		order.resize(std::min(n, k));
 		std::sort(order.begin(), order.end());
 		want[r] = order;
 	}
 	Buf<uint32_t> dt(table), da(at), offered(D * rows), total(lens);
-	Buf<uint64_t> offers((size_t)D * rows * cap);
-	Buf<uint32_t> list((size_t)rows * k), count(rows);
-	Buf<struct dcpg_window> windows(D * rows);
+	/* [at rank][of rank][rows] */
+	Buf<uint64_t> offers((size_t)D * D * rows * cap);
+	Buf<struct dcpg_window> windows(D * D * rows);
 	CHECK(cudaMemset(offered.d, 0, offered.n * 4));
+	CHECK(cudaMemset(offers.d, 0xff, offers.n * 8));
+	CHECK(cudaMemset(windows.d, 0xff, windows.n * 16));
 	std::vector<Buf<float> *> scores;
-	std::vector<Buf<uint32_t> *> dlens, hists;
+	std::vector<Buf<uint32_t> *> dlens, hists, lists, counts;
 	struct dcpg_select a = {};
 	a.table = dt.d;
 	a.table_at = da.d;
-	a.list = list.d;
-	a.count = count.d;
 	a.rows = rows;
 	a.stride = stride;
 	a.max_len = max;
@@ -529,36 +590,63 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		scores.push_back(new Buf<float>(part));
 		dlens.push_back(new Buf<uint32_t>(len));
 		hists.push_back(new Buf<uint32_t>(hist));
+		lists.push_back(new Buf<uint32_t>((size_t)rows * k));
+		counts.push_back(new Buf<uint32_t>(rows));
 		a.scores[d] = scores[d]->d;
-		a.offers[d] = offers.d + (size_t)d * rows * cap;
-		a.windows[d] = windows.d + d * rows;
 	}
-	for (uint32_t d = 0; D > 1 && d < D; d++) {
-		a.rank = d;
-		a.score = scores[d]->d;
-		a.len = dlens[d]->d;
-		a.hist = hists[d]->d;
-		a.offered = offered.d + d * rows;
-		CALL(dcpg_select_offer(&a, nullptr));
-		CHECK(cudaDeviceSynchronize());
+	/* Rank d's call; by flags its offers go to all, else to itself. */
+	auto of = [&](uint32_t d) {
+		struct dcpg_select x = a;
+
+		x.rank = d;
+		x.score = scores[d]->d;
+		x.len = dlens[d]->d;
+		x.hist = x.clear = hists[d]->d;
+		x.offered = offered.d + d * rows;
+		x.list = lists[d]->d;
+		x.count = counts[d]->d;
+		for (uint32_t e = 0; D > 1 && e < D; e++) {
+			size_t mine = ((size_t)e * D + d) * rows;
+			size_t its = ((size_t)(peers ? d : e) * D + e) * rows;
+
+			x.from[e] = offers.d + its * cap;
+			x.from_window[e] = windows.d + its;
+			if (!peers && e != d)
+				continue;
+			x.to[e] = offers.d + mine * cap;
+			x.to_window[e] = windows.d + mine;
+		}
+		if (peers)
+			x.peer = peers->of(d);
+		return x;
+	};
+	for (uint32_t d = 0; D > 1 && !peers && d < D; d++) {
+		struct dcpg_select x = of(d);
+
+		x.clear = nullptr;
+		CALL(dcpg_select_offer(&x, nullptr));
 	}
-	std::vector<uint32_t> ho = offered.get();
+	CHECK(cudaDeviceSynchronize());
 	std::vector<struct dcpg_window> hw = windows.get();
-	for (size_t i = 0; D > 1 && i < ho.size(); i++) {
-		ok &= ho[i] == hw[i].n;
-		spill |= ho[i] > cap;
+	for (uint32_t i = 0; D > 1 && !peers && i < D * rows; i++) {
+		uint32_t n = offered.get()[i], d = i / rows;
+		uint32_t told = hw[((size_t)d * D + d) * rows + i % rows].n;
+
+		spill |= told > cap;
+		ok &= n == (told > cap ? 0 : told);
 	}
 	for (uint32_t d = 0; d < D; d++) {
-		a.rank = d;
-		a.score = scores[d]->d;
-		a.len = dlens[d]->d;
-		a.hist = hists[d]->d;
-		a.clear = hists[d]->d;
-		list.poison();
-		count.poison();
-		CALL(dcpg_select(&a, nullptr));
-		CHECK(cudaDeviceSynchronize());
-		std::vector<uint32_t> hl = list.get(), hc = count.get();
+		struct dcpg_select x = of(d);
+		cudaStream_t st = peers ? peers->stream[d] : nullptr;
+
+		if (peers)
+			delay(st, g.below(3) * 20000);
+		CALL(dcpg_select(&x, st));
+	}
+	CHECK(cudaDeviceSynchronize());
+	for (uint32_t d = 0; d < D; d++) {
+		std::vector<uint32_t> hl = lists[d]->get();
+		std::vector<uint32_t> hc = counts[d]->get();
 		for (uint32_t r = 0; r < rows; r++) {
 			std::vector<uint32_t> mine;
 
@@ -573,16 +661,74 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		for (uint32_t n : hists[d]->get())
 			ok &= n == 0;
 	}
+	for (uint32_t n : offered.get())
+		ok &= n == 0;
+	for (uint64_t w : offers.get())
+		ok &= !peers || w == DCPG_NO_OFFER;
+	for (const struct dcpg_window &w : windows.get())
+		ok &= !peers || (w.lo == ~0u && w.hi == ~0u);
+	if (peers)
+		ok &= !peers->lost();
+	for (auto v : { &dlens, &hists, &lists, &counts })
+		for (auto p : *v)
+			delete p;
 	for (auto p : scores)
 		delete p;
-	for (auto p : dlens)
-		delete p;
-	for (auto p : hists)
-		delete p;
 	char what[160];
-	snprintf(what, sizeof what, "select rows=%u L=%u k=%u D=%u %s%s", rows,
-	    L, k, D, kinds[kind], spill ? " (offers overflow)" : "");
+	snprintf(what, sizeof what, "select rows=%u L=%u k=%u D=%u %s%s%s",
+	    rows, L, k, D, kinds[kind], peers ? " by flags" : "",
+	    spill ? " (a row without offers)" : "");
 	verdict(ok, what);
+}
+
+/* A rank whose peer does not come: the kernel ends and says so. */
+static void
+select_alone(void)
+{
+	Peers two(2);
+	Buf<float> score(4096);
+	Buf<uint32_t> hist(DCPG_BINS), table(64), at(1), len(1), list(512),
+	    count(1), offered(1), total(1);
+	Buf<uint64_t> offers(2 * 1024);
+	Buf<struct dcpg_window> windows(2);
+	struct dcpg_select a = {};
+
+	for (Buf<uint32_t> *b : { &hist, &table, &at, &list, &count, &offered })
+		CHECK(cudaMemset(b->d, 0, b->n * 4));
+	CHECK(cudaMemset(score.d, 0, score.n * 4));
+	CHECK(cudaMemset(offers.d, 0xff, offers.n * 8));
+	CHECK(cudaMemset(windows.d, 0xff, windows.n * 16));
+	uint32_t n = 1000, all = 2000, k = 512;
+	CHECK(cudaMemcpy(len.d, &n, 4, cudaMemcpyHostToDevice));
+	CHECK(cudaMemcpy(total.d, &all, 4, cudaMemcpyHostToDevice));
+	CHECK(cudaMemcpy(hist.d + 1024, &n, 4, cudaMemcpyHostToDevice));
+	a.score = a.scores[0] = a.scores[1] = score.d;
+	a.hist = a.clear = hist.d;
+	a.table = table.d;
+	a.table_at = at.d;
+	a.len = len.d;
+	a.list = list.d;
+	a.count = count.d;
+	a.rows = 1;
+	a.stride = 4096;
+	a.max_len = n;
+	a.list_stride = a.k = k;
+	a.page_rows = 32;
+	a.ranks = 2;
+	a.cap = 1024;
+	a.offered = offered.d;
+	a.total = total.d;
+	for (uint32_t e = 0; e < 2; e++) {
+		a.from[e] = offers.d + e * 1024;
+		a.from_window[e] = windows.d + e;
+	}
+	a.to[0] = a.from[0];	/* what goes to the peer is lost */
+	a.to_window[0] = a.from_window[0];
+	a.peer = two.of(0, 3000000);
+	CALL(dcpg_select(&a, two.stream[0]));
+	CHECK(cudaDeviceSynchronize());
+	verdict(two.stuck[0].set != 0 && two.stuck[0].peer == 1,
+	    "select whose peer stays away ends and names it");
 }
 
 static void
@@ -591,7 +737,11 @@ index_tests(void)
 	static const uint32_t lens[] = { 1, 2, 63, 64, 65, 300, 2047, 2048,
 	    2049, 8192, 20000, 131072 };
 	static const uint32_t ks[] = { 1, 5, 256, 2048 };
+	std::map<uint32_t, Peers *> peers;
 	uint64_t salt = 0;
+
+	for (uint32_t D = 2; D <= 8; D *= 2)
+		peers[D] = new Peers(D);
 
 	for (uint32_t h = 8; h <= 64; h *= 2) {
 		quant_case(brief ? 2 : 5, h, h % 16 != 0, h > 16, ++salt);
@@ -612,16 +762,28 @@ index_tests(void)
 						continue;
 					select_case(L > 9000 ? 2 : 5, L, k, D,
 					    kind, 4096, ++salt);
+					if (D > 1)
+						select_case(L > 9000 ? 2 : 5,
+						    L, k, D, kind, 4096,
+						    ++salt, peers[D]);
 				}
 	select_case(3, 4000, 100, 2, 1, 64, ++salt);
-	for (int kind = 0; kind < KINDS; kind++)
-		select_case(3, 9000, 2048, kind % 2 ? 2 : 8, kind, 16, ++salt);
+	for (int kind = 0; kind < KINDS; kind++) {
+		uint32_t D = kind % 2 ? 2 : 8;
+
+		select_case(3, 9000, 2048, D, kind, 16, ++salt);
+		select_case(3, 9000, 2048, D, kind, 16, ++salt, peers[D]);
+	}
+	select_case(24, 30000, 2048, 2, 0, 2048, ++salt, peers[2]);
 	if (!brief) {
 		select_case(2, 163905, 2048, 1, 0, 1024, ++salt);
 		select_case(2, 600001, 2048, 2, 0, 1024, ++salt);
 	}
 	select_case(130, 3000, 512, 1, 0, 4096, ++salt);
 	select_case(40, 40000, 2048, 4, 0, 4096, ++salt);
+	select_alone();
+	for (auto &p : peers)
+		delete p.second;
 }
 
 /* --- outputs to values --------------------------------------------------- */
