@@ -280,6 +280,22 @@ dcpd_options_formats(const struct dcpd_options *o, const struct dcpk_model *m,
 	return 0;
 }
 
+/* FP8 weights in blocks of 128 x 128, which cuBLASLt multiplies with as such. */
+static bool
+fp8_blocks(const struct dcpd_model_config *cfg)
+{
+	return strcmp(cfg->quant_method, "fp8") == 0 && cfg->block_n == 128 &&
+	    cfg->block_k == 128;
+}
+
+bool
+dcpd_options_keeps_fp8(const struct dcpd_options *o,
+    const struct dcpd_model_config *cfg)
+{
+	return o->device == DCPD_DEVICE_CUDA && fp8_blocks(cfg) &&
+	    o->fp8_gemm != DCPD_FP8_BF16;
+}
+
 int
 dcpd_options_quantization(const struct dcpd_options *o,
     const struct dcpd_model_config *cfg, struct dcpd_err *err)
@@ -290,8 +306,7 @@ dcpd_options_quantization(const struct dcpd_options *o,
 		return dcpd_fail(err, -EINVAL, "--quantize-activations: the "
 		    "checkpoint %.200s is not quantised, so its products are "
 		    "not either; leave it out", o->model);
-	if (o->fp8_gemm == DCPD_FP8_CUBLASLT && (strcmp(has, "fp8") != 0 ||
-	    cfg->block_n != 128 || cfg->block_k != 128))
+	if (o->fp8_gemm == DCPD_FP8_CUBLASLT && !fp8_blocks(cfg))
 		return dcpd_fail(err, -EINVAL, "--fp8-gemm-backend cublaslt: "
 		    "the checkpoint %.200s has no FP8 weights with scales of "
 		    "128 x 128 blocks; leave it out", o->model);

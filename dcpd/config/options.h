@@ -63,7 +63,7 @@ extern const struct dcpd_flag_def dcpd_flag_defs[];
 /* Values of ENUM flags that code compares with. */
 enum { DCPD_DEVICE_CPU, DCPD_DEVICE_CUDA };
 enum { DCPD_COMM_AUTO, DCPD_COMM_P2P, DCPD_COMM_PEER, DCPD_COMM_NCCL };
-enum { DCPD_FP8_BF16, DCPD_FP8_CUBLASLT };
+enum { DCPD_FP8_AUTO, DCPD_FP8_BF16, DCPD_FP8_CUBLASLT };
 enum { DCPD_ENGINE_MODEL, DCPD_ENGINE_NULL };
 enum { DCPD_EPS_1E6, DCPD_EPS_CONFIG };
 
@@ -104,6 +104,9 @@ int dcpd_options_formats(const struct dcpd_options *, const struct dcpk_model *,
 /* --quantization against what the checkpoint says. */
 int dcpd_options_quantization(const struct dcpd_options *,
     const struct dcpd_model_config *, struct dcpd_err *);
+/* Do FP8 weights stay FP8? */
+bool dcpd_options_keeps_fp8(const struct dcpd_options *,
+    const struct dcpd_model_config *);
 /* Chat template and output parser; tok may be NULL. */
 int dcpd_options_chat(const struct dcpd_options *, const char *model_type,
     const struct dcpd_tokenizer *tok, enum dcpd_chat *, enum dcpd_parser *,

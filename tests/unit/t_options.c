@@ -507,6 +507,39 @@ START_TEST(formats)
 }
 END_TEST
 
+/* FP8 weights in blocks of 128 x 128 are kept on GPUs unless told otherwise. */
+START_TEST(fp8_weights)
+{
+	static const struct {
+		const char *flags, *quant;
+		uint32_t block_k;
+		bool kept;
+	} is[] = {
+		{ "--model m --device cuda --tp 2", "fp8", 128, true },
+		{ "--model m --device cuda --tp 2 --fp8-gemm-backend cublaslt",
+		    "fp8", 128, true },
+		{ "--model m --device cuda --tp 2 --fp8-gemm-backend bf16",
+		    "fp8", 128, false },
+		{ "--model m --device cuda --tp 2", "fp8", 64, false },
+		{ "--model m --device cuda --tp 2", "", 128, false },
+		{ "--model m --tp 2", "fp8", 128, false },
+	};
+
+	for (size_t i = 0; i < sizeof is / sizeof *is; i++) {
+		struct dcpd_model_config cfg = { .block_n = 128,
+		    .block_k = is[i].block_k };
+		struct dcpd_options o;
+
+		snprintf(cfg.quant_method, sizeof cfg.quant_method, "%s",
+		    is[i].quant);
+		good(is[i].flags, &o);
+		ck_assert_int_eq(dcpd_options_keeps_fp8(&o, &cfg),
+		    is[i].kept);
+		dcpd_options_free(&o);
+	}
+}
+END_TEST
+
 int
 main(void)
 {
@@ -518,6 +551,7 @@ main(void)
 	tcase_add_test(t, defaults_and_values);
 	tcase_add_test(t, checked_flags);
 	tcase_add_test(t, gpu_defaults);
+	tcase_add_test(t, fp8_weights);
 	tcase_add_test(t, refused_flags);
 	tcase_add_test(t, mistakes);
 	tcase_add_test(t, config_file);
