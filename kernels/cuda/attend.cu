@@ -22,6 +22,7 @@
 #include <math.h>
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/attend_wide.cuh"
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/ptx.cuh"
 
@@ -67,15 +68,20 @@ template <int N>
 __device__ inline void
 put(void *out, bool f32, size_t at, const float (&v)[N])
 {
+	uint16_t *half = (uint16_t *)out + at;
+
+	if (f32)
 #pragma unroll
-	for (int i = 0; i < N; i += 4)
-		if (f32)
+		for (int i = 0; i < N; i += 4)
 			*(float4 *)((float *)out + at + i) = make_float4(v[i],
 			    v[i + 1], v[i + 2], v[i + 3]);
-		else
-			*(uint2 *)((uint16_t *)out + at + i) = make_uint2(
-			    pack_bf16(v[i], v[i + 1]),
-			    pack_bf16(v[i + 2], v[i + 3]));
+	else if (N == 8)
+		*(uint4 *)half = make_uint4(pack_bf16(v[0], v[1]),
+		    pack_bf16(v[2], v[3]), pack_bf16(v[4 % N], v[5 % N]),
+		    pack_bf16(v[6 % N], v[7 % N]));
+	else
+		*(uint2 *)half = make_uint2(pack_bf16(v[0], v[1]),
+		    pack_bf16(v[2], v[3]));
 }
 
 /* A thread's outputs of column j, times k; they begin at first_dim(). */
@@ -127,8 +133,8 @@ write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
 		column<S>(v, a, j, k);
 		put(g.out, g.out_f32, (head0 + h) * 512 + first_dim<S>(p), v);
 		if (threadIdx.x < 4)
-			g.lse[head0 + h] = natural(ldsf(smem + S::ms_off +
-			    h * 4), a.l[j]);
+			g.lse[head0 + h] = natural(unordered(lds32(smem +
+			    S::ms_off + h * 4)), a.l[j]);
 	}
 }
 
@@ -160,7 +166,7 @@ push_ml(const Acc<S> &a, const Place &p, uint32_t smem, uint32_t split,
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
 		uint32_t h = col_head(j, p.c);
-		float m = ldsf(smem + S::ms_off + h * 4);
+		float m = unordered(lds32(smem + S::ms_off + h * 4));
 
 		for (uint32_t to = p.g; to < splits; to += 8)
 			cluster_st64(cluster_map(at + h * 8, rank0 + to), m,
@@ -168,42 +174,103 @@ push_ml(const Acc<S> &a, const Place &p, uint32_t smem, uint32_t split,
 	}
 }
 
-/* o of this block's keys, not yet divided by l, to where it is copied from. */
+/* o / l of this block's keys, to where it is copied from. */
 template <class S>
 __device__ inline void
 stage_o(const Acc<S> &a, const Place &p, uint32_t out)
 {
-	uint32_t swap = S::tiles == 4 && p.c % 2;	/* spreads the banks */
+	constexpr int N = 2 * S::tiles;
 
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
-		uint32_t at = out + col_head(j, p.c) * S::xrow +
-		    first_dim<S>(p) * 4;
-		float v[2 * S::tiles];
+		uint32_t at = out + col_head(j, p.c) * S::xrow;
+		float v[N];
 
-		column<S>(v, a, j, unit(a));
+		column<S>(v, a, j, a.l[j] == 0.0f ? 0.0f : 1.0f / a.l[j]);
+		if (first_dim<S>(p) == 0)
+			sts32(at + S::xunit, __float_as_uint(unit(a)));
+		at += first_dim<S>(p) * (S::xunit / 512);
+		if (S::bf16)
 #pragma unroll
-		for (int i = 0; i < S::tiles / 2; i++) {
-			uint32_t u = i ^ swap;
-			float4 x = make_float4(v[0], v[1], v[2], v[3]);
-
-			if (u == 1)
-				x = make_float4(v[4 % (2 * S::tiles)],
-				    v[5 % (2 * S::tiles)],
-				    v[6 % (2 * S::tiles)],
-				    v[7 % (2 * S::tiles)]);
-			sts128(at + 16 * u, make_uint4(__float_as_uint(x.x),
-			    __float_as_uint(x.y), __float_as_uint(x.z),
-			    __float_as_uint(x.w)));
-		}
+			for (int i = 0; i < N; i += 4)
+				sts128(at + 4 * i, make_uint4(
+				    __float_as_uint(v[i]),
+				    __float_as_uint(v[i + 1]),
+				    __float_as_uint(v[i + 2]),
+				    __float_as_uint(v[i + 3])));
+		else
+#pragma unroll
+			for (int i = 0; i < N; i += 4)
+				sts64(at + 2 * i, pack_f16(v[i], v[i + 1]),
+				    pack_f16(v[i + 2], v[i + 3]));
 	}
 }
 
+/* Four neighbouring values of such a row. */
+template <class S>
+__device__ inline void
+fetch_o(float (&v)[4], uint32_t row, uint32_t i)
+{
+	uint32_t x[4];
+	uint2 y;
+
+	if (S::bf16) {
+		lds<4>(x, row + i * 16);
+#pragma unroll
+		for (int u = 0; u < 4; u++)
+			v[u] = __uint_as_float(x[u]);
+		return;
+	}
+	y = lds64(row + i * 8);
+	v[0] = f16_lo(y.x);
+	v[1] = f16_hi(y.x);
+	v[2] = f16_lo(y.y);
+	v[3] = f16_hi(y.y);
+}
+
 /*
- * out = sum_r exp(m_r - m) o_r / sum_r exp(m_r - m) l_r of the heads that this
- * block owns, in split order. A split without keys has l = 0, sent no o and has
- * no share.
+ * The weights of the splits for the heads that this block owns, exp(m_r - m)
+ * l_r / sum_r exp(m_r - m) l_r, to red, [splits][heads]; 0 where a split had no
+ * keys.
  */
+template <class S>
+__device__ inline void
+weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
+    size_t head0)
+{
+	Owned<S> own(split, splits);
+	uint32_t h = threadIdx.x, hb = own.first + h;
+	uint32_t ml = smem + S::ml_off + hb * 8, to = smem + S::red_off + h * 4;
+	float m = -INFINITY, l = 0.0f, inv;
+
+	if (h >= own.n)
+		return;
+	for (uint32_t r = 0; r < splits; r++) {
+		uint2 x = lds64(ml + r * S::nh * 8);
+
+		if (x.y != 0)
+			m = fmaxf(m, __uint_as_float(x.x));
+	}
+	for (uint32_t r = 0; r < splits; r++) {
+		uint2 x = lds64(ml + r * S::nh * 8);
+
+		if (x.y != 0)
+			l += ex2(__uint_as_float(x.x) - m) *
+			    __uint_as_float(x.y);
+	}
+	inv = l == 0.0f ? 0.0f : 1.0f / l;
+	for (uint32_t r = 0; r < splits; r++) {
+		uint2 x = lds64(ml + r * S::nh * 8);
+		float k = x.y == 0 ? 0.0f : ex2(__uint_as_float(x.x) - m) *
+		    __uint_as_float(x.y) * inv;
+
+		sts32(to + r * own.per * 4, __float_as_uint(k));
+	}
+	g.lse[head0 + hb] = natural(m, l);
+}
+
+/* out = sum_r weight_r o_r / l_r of the heads that this block owns, in split
+ * order. A split of weight 0 has perhaps sent nothing. */
 template <class S>
 __device__ inline void
 write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
@@ -213,39 +280,24 @@ write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
 
 	for (uint32_t i = threadIdx.x; i < own.n * 128; i += S::work) {
 		uint32_t h = i / 128, hb = own.first + h;
-		uint32_t ml = smem + S::ml_off + hb * 8;
-		float v[4] = { 0 }, m = -INFINITY, l = 0.0f, inv;
+		float v[4] = { 0 };
 
+#pragma unroll 4
 		for (uint32_t r = 0; r < splits; r++) {
-			uint2 x = lds64(ml + r * S::nh * 8);
+			uint32_t at = smem + (r * own.per + h) * S::xrow;
+			float y[4], k = ldsf(smem + S::red_off +
+			    (r * own.per + h) * 4);
+			bool none = k == 0.0f;
 
-			if (x.y != 0)
-				m = fmaxf(m, __uint_as_float(x.x));
-		}
-		for (uint32_t r = 0; r < splits; r++) {
-			uint32_t at = smem + (r * own.per + h) * S::xrow +
-			    i % 128 * 16, y[4];
-			uint2 x = lds64(ml + r * S::nh * 8);
-			float k;
-
-			if (x.y == 0)
-				continue;
 			if (r == split)		/* its own never moved */
-				at = out + hb * S::xrow + i % 128 * 16;
-			k = ex2(__uint_as_float(x.x) - m);
-			l += k * __uint_as_float(x.y);
-			lds<4>(y, at);
+				at = out + hb * S::xrow;
+			fetch_o<S>(y, at, i % 128);
+			k *= ldsf(at + S::xunit);
 #pragma unroll
 			for (int u = 0; u < 4; u++)
-				v[u] += k * __uint_as_float(y[u]);
+				v[u] += none ? 0.0f : k * y[u];
 		}
-		inv = l == 0.0f ? 0.0f : 1.0f / l;
-#pragma unroll
-		for (int u = 0; u < 4; u++)
-			v[u] *= inv;
 		put(g.out, g.out_f32, (head0 + hb) * 512 + i % 128 * 4, v);
-		if (i % 128 == 0)
-			g.lse[head0 + hb] = natural(m, l);
 	}
 }
 
@@ -261,28 +313,29 @@ __device__ inline void
 merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
     size_t head0)
 {
-	uint32_t split = blockIdx.x, splits = gridDim.x, full = 0;
+	uint32_t split = blockIdx.x, splits = gridDim.x, full;
 	uint32_t me = threadIdx.x, rank0 = blockIdx.y % g.team * splits;
 	Owned<S> mine(split, splits), to(me, splits);
 	uint32_t out = smem + splits * mine.per * S::xrow;
 
 	if (me == 0)
 		mbar_expect(smem + S::ml_bar, splits * S::nh * 8);
-	push_ml<S>(a, p, smem, split, splits, rank0);
 	stage_o<S>(a, p, out);
-	fence_async();
+	fence_async();		/* would wait for the pushes, too */
+	push_ml<S>(a, p, smem, split, splits, rank0);
 	bar_sync(BAR_OUT, S::work);
 	mbar_wait(smem + S::ml_bar, 0);
-	for (uint32_t r = 0; r < splits; r++)
-		full += r != split &&
-		    lds32(smem + S::ml_off + r * S::nh * 8 + 4) != 0;
-	if (me == 0)
-		mbar_expect(smem + S::o_bar, full * mine.n * S::xrow);
 	if (me < splits && me != split && to.n > 0 && a.l[0] != 0.0f)
 		cluster_copy(cluster_map(smem + split * to.per * S::xrow,
 		    rank0 + me), out + to.first * S::xrow, to.n * S::xrow,
 		    cluster_map(smem + S::o_bar, rank0 + me));
 	__syncwarp();
+	full = __ballot_sync(~0u, p.lane < splits && p.lane != split &&
+	    lds32(smem + S::ml_off + p.lane % splits * S::nh * 8 + 4) != 0);
+	if (me == 0)
+		mbar_expect(smem + S::o_bar, __popc(full) * mine.n * S::xrow);
+	weigh<S>(g, smem, split, splits, head0);
+	bar_sync(BAR_L, S::work);
 	mbar_wait(smem + S::o_bar, 0);
 	cluster_arrive();
 	write_owned<S>(g, smem, out, split, splits, head0);
@@ -315,8 +368,12 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 	bar_sync(BAR_Q, S::work);
 	if (clustered)
 		cluster_wait();		/* everyone's barriers are set up */
-	attend<S>(a, p, team, smem, my_part(count).n);
-	sum_l<S>(a, p, smem + S::red_off);
+	if constexpr (S::wide) {
+		attend_wide<S>(a, p, team, smem, my_part(count).n);
+	} else {
+		attend<S>(a, p, team, smem, my_part(count).n);
+		sum_l<S>(a, p, smem + S::red_off);
+	}
 	if (S::splits == 1 || gridDim.x == 1) {
 		if (clustered)
 			cluster_arrive();
@@ -340,7 +397,8 @@ attend_kernel(const Args g)
 
 	if (threadIdx.x == 0)
 		for (int i = 0; i < S::stages; i++) {
-			mbar_init(smem + S::bar_off + i * 8, 1);
+			mbar_init(smem + S::bar_off + i * 8,
+			    team.n == 1 ? 128 : 1);
 			mbar_init(smem + S::bar_off + 64 + i * 8,
 			    S::wgs * 4 * team.n);
 		}
@@ -351,14 +409,18 @@ attend_kernel(const Args g)
 	}
 	fence_async();
 	if (threadIdx.x < S::nh)
-		sts32(smem + S::ms_off + threadIdx.x * 4, 0xff800000);
+		sts32(smem + S::ms_off + threadIdx.x * 4,
+		    ordered(-INFINITY));
+	if (threadIdx.x == 0)
+		sts32(smem + S::ce_off, 0);
 	__syncthreads();
 	if (gridDim.x * team.n > 1)
 		cluster_arrive();
 	launch_wait();
 	launch_next();
 	if (threadIdx.x >= S::work) {
-		asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+		asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::
+		    "n"(S::spare));
 		gather<S>(g, team, smem);
 		__syncwarp();
 		if (gridDim.x * team.n > 1) {
@@ -464,7 +526,7 @@ Entry fp8_entries[] = {
 };
 Entry bf16_entries[] = {
 	ENTRY(true, 32, 2, 6.6, 2.2, 4.0), ENTRY(true, 16, 2, 5.6, 1.7, 2.2),
-	ENTRY(true, 8, 2, 4.6, 1.65, 1.4),
+	ENTRY(true, 8, 2, 4.6, 1.65, 1.4), ENTRY(true, 64, 2, 99, 9, 0),
 };
 
 template <class T, size_t N>

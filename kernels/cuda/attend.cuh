@@ -3,7 +3,7 @@
  * all its heads, o = sum p v, l = sum p, m the running maximum. attend.cu tells
  * what the blocks are for and what becomes of the sums.
  *
- * Four warps gather: 64 rows a stage, each by one bulk copy, stages ahead. W
+ * Four warps gather: 64 rows a stage, stages ahead (attend_gather.cuh). W
  * warpgroups compute, W stages at a time: each scores one stage against all NH
  * heads, all put their p into shared memory, and each sums its 512/W output
  * dimensions over the keys of all W stages.
@@ -27,187 +27,11 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/attend_gather.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace dcpg {
 namespace {
-
-constexpr int KEYS = 64;		/* of one stage */
-constexpr int MAX_SPLITS = DCPG_MAX_SPLITS;
-constexpr int SMEM_MAX = 232448;	/* 227 KB a block */
-constexpr float GROW = 8.0f;		/* log2: how far p may pass 1 */
-
-struct Args {
-	const uint8_t *q, *pool;
-	const uint32_t *list, *count;
-	void *out;
-	float *lse;
-	uint32_t heads, list_stride, max_count;
-	uint32_t team;		/* blocks that share rows */
-	float scale_log2;	/* scale * log2(e) */
-	bool out_f32;
-};
-
-/* BF16: rows are bf16, else packed fp8. NH heads, W computing warpgroups. */
-template <bool BF16, int NH, int W>
-struct Shape {
-	static constexpr bool bf16 = BF16;
-	static constexpr int nh = NH, wgs = W;
-	static constexpr int work = W * 128;	/* computing threads */
-	static constexpr int threads = work + 128;
-	/* Registers of a computing thread: what the gathering warps leave. */
-	static constexpr int regs = W == 2 ? 240 : 112;
-	static constexpr int row = BF16 ? 1152 : 656;
-	/* 4 banks from row to row, whatever the format: no conflicts. */
-	static constexpr int pitch = BF16 ? 1168 : 656;
-	static constexpr int stage = KEYS * pitch;
-	/* Scores: steps of 16 dimensions per batch of products. */
-	static constexpr int qb = NH == 64 ? 2 : 4;
-	static constexpr int tiles = 8 / W;	/* of 64 output dimensions */
-	static constexpr int depth = 2;	/* value operands in flight */
-
-	static constexpr int q_bytes = 9 * NH * 128;
-	static constexpr int p_bytes = W * NH * 128;
-	static constexpr int tab_bytes = BF16 ? 0 : W * 4 * KEYS * 2;
-	/* 64 heads would leave no room for the exchange: never split. */
-	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
-	static constexpr int ml_bytes = splits * NH * 8;
-	static constexpr int ms_bytes = NH * 4;		/* running maximum */
-	static constexpr int fs_bytes = NH * 4;
-	/* [head][W * 4 warps], 4 words of padding spread the banks. */
-	static constexpr int rrow = (W * 4 + 4) * 4;
-	static constexpr int red_bytes = NH * rrow;
-	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
-	    ml_bytes + ms_bytes + fs_bytes + red_bytes + 32 + 18 * 8;
-	static constexpr int fit = (SMEM_MAX - fixed) / stage;
-	static constexpr int stages = fit > 8 ? 8 : fit;
-
-	static constexpr int q_off = 0;
-	static constexpr int stage_off = q_off + q_bytes;
-	static constexpr int p_off = stage_off + stages * stage;
-	static constexpr int tab_off = p_off + p_bytes;
-	static constexpr int ml_off = tab_off + tab_bytes;
-	static constexpr int ms_off = ml_off + ml_bytes;
-	static constexpr int fs_off = ms_off + ms_bytes;
-	static constexpr int red_off = fs_off + fs_bytes;
-	static constexpr int ce_off = red_off + red_bytes;
-	static constexpr int bar_off = ce_off + 32;
-	static constexpr int ml_bar = bar_off + 16 * 8, o_bar = ml_bar + 8;
-	static constexpr int bytes = bar_off + 18 * 8;
-
-	/* Exchange, where q and the stages were: what comes in, [splits][own
-	 * heads][516] f32, then what goes out, [NH][516]; 4 floats of padding
-	 * spread the heads over the banks. */
-	static constexpr int xrow = (512 + 4) * 4;
-	static_assert(stages >= W, "all stages of a round are held at once");
-	static_assert(splits == 1 || (2 * NH + splits - 1) * xrow <= p_off,
-	    "exchange fits");
-	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");
-};
-
-/* The part of the key list that one block owns. */
-struct Part {
-	uint32_t first, n;
-};
-
-__device__ inline Part
-my_part(uint32_t count)
-{
-	uint32_t per = ((count + gridDim.x - 1) / gridDim.x + 15) & ~15u;
-	Part p;
-
-	p.first = min(count, blockIdx.x * per);
-	p.n = min(count, p.first + per) - p.first;
-	return p;
-}
-
-/*
- * Blocks of one list part and several head groups, neighbours in a cluster,
- * need the same rows: each fetches every n-th of them for all n. Block r of the
- * cluster is split r % splits of head group r / splits.
- */
-struct Team {
-	uint32_t n, me;		/* blocks that share rows; which one this is */
-
-	__device__ inline
-	Team(uint32_t blocks, uint32_t splits) :
-	    n(blocks), me(blockIdx.y % blocks), width(splits)
-	{
-	}
-	/* The cluster's number of team mate i. */
-	__device__ inline uint32_t
-	rank(uint32_t i) const
-	{
-		return i * width + blockIdx.x;
-	}
-	__device__ inline uint16_t
-	mask(void) const
-	{
-		uint32_t m = 0;
-
-		for (uint32_t i = 0; i < n; i++)
-			m |= 1u << rank(i);
-		return (uint16_t)m;
-	}
-
-private:
-	uint32_t width;
-};
-
-/*
- * The gathering warps, 16 rows of a stage each. Rows are filled up to a
- * multiple of 16 with copies of the last key: finite values, which p = 0 takes
- * out again. The first entries are read as if the list were full, while its
- * count is still on the way.
- */
-template <class S>
-__device__ inline void
-gather(const Args &a, const Team &team, uint32_t smem)
-{
-	const uint32_t *list = a.list + (size_t)blockIdx.z * a.list_stride;
-	uint16_t all = team.mask();
-	uint32_t me = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32;
-	uint32_t full = smem + S::bar_off, empty = full + 64;
-	uint32_t guess = my_part(a.max_count).first + me, row = 0, n, stages;
-	bool mine = threadIdx.x % 32 < 16 && me % team.n == team.me;
-	Part part;
-
-	if (guess < a.max_count)
-		row = list[guess];
-	part = my_part(min(a.count[blockIdx.z], a.max_count));
-	n = part.n;
-	stages = (n + KEYS - 1) / KEYS;
-	list += part.first;
-	if (n > 0 && (me >= n || part.first + me != guess))
-		row = list[min(me, n - 1)];
-	if (team.n > 1)
-		cluster_wait();		/* all mates' barriers are set up */
-	for (uint32_t i = 0; i < stages; i++) {
-		uint32_t s = i % S::stages, nk = min(KEYS, n - i * KEYS);
-		uint32_t fill = (nk + 15) & ~15u, next = 0;
-		uint32_t dst = smem + S::stage_off + s * S::stage;
-		uint32_t bar = full + s * 8;
-
-		if (i + 1 < stages)
-			next = list[min((i + 1) * KEYS + me, n - 1)];
-		if (i >= S::stages)
-			mbar_wait_idle(empty + s * 8,
-			    (i / S::stages - 1) & 1);
-		if (threadIdx.x % 128 == 0)
-			mbar_expect(bar, fill * S::row);
-		if (mine && me < fill) {
-			const uint8_t *src = a.pool + (size_t)row * S::row;
-			uint32_t to = dst + me * S::pitch;
-
-			if (team.n > 1)
-				bulk_load_all(to, src, S::row, bar, all);
-			else
-				bulk_load(to, src, S::row, bar);
-		}
-		row = next;
-	}
-}
 
 /*
  * 16 latent dimensions (x, y) of a head and 8 of its rope (z), times a power of
@@ -466,15 +290,96 @@ scale_rows(float (&s)[N], float k0, float k1)
 		s[j] *= j % 4 < 2 ? k0 : k1;
 }
 
+/* The four scales of rows g and g + 8. */
+template <class S>
+__device__ inline void
+row_scales(float (&sc)[2][4], const Place &p, uint32_t st)
+{
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+		uint32_t x[4];
+
+		lds<4>(x, st + (16 * p.w + p.g + 8 * u) * S::pitch + 512);
+#pragma unroll
+		for (int t = 0; t < 4; t++)
+			sc[u][t] = __uint_as_float(x[t]);
+	}
+}
+
 /*
- * s[64 keys][NH] = K q^T of one stage. The sum over tile t is in units of the
- * row's scale t: it is brought to those of tile t + 1 before that is added. A
- * scale far below the row's largest, zero too, is raised to where that loses
- * nothing.
+ * s[64 keys][NH] = K q^T of one stage of fp8 rows. Each tile has a sum of its
+ * own, which is scaled and added while the next is multiplied; two take turns.
  */
 template <class S>
 __device__ inline void
-score(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
+score_tiles(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
+{
+	constexpr int B = S::qb, PER = 8 / B;	/* batches of a tile */
+	uint32_t r[2][4 * B], raw[2 * B];
+	float sc[2][4], sum[2][S::nh / 2];
+
+#pragma unroll
+	for (int i = 0; i < B; i++)
+		fetch8<S>(raw + 2 * i, st, p, 16 * i);
+	row_scales<S>(sc, p, st);
+#pragma unroll
+	for (int b = 0; b < 36 / B; b++) {
+		uint32_t *x = r[b % 2];
+		int t = b / PER;	/* 4: rope */
+
+#pragma unroll
+		for (int i = 0; i < B; i++)
+			if (t == 4)
+				keys16<S>(x + 4 * i, st, p,
+				    528 + 32 * (b * B + i - 32));
+			else
+				keys8(x + 4 * i, raw + 2 * i);
+#pragma unroll
+		for (int i = 0; i < B; i++)
+			if (b + 1 < 4 * PER)
+				fetch8<S>(raw + 2 * i, st, p,
+				    16 * ((b + 1) * B + i));
+		wg_ready<4 * B>(x);
+		wg_fence();
+#pragma unroll
+		for (int i = 0; i < B; i++) {
+			int k = b * B + i;	/* which 16 dimensions */
+			uint64_t d = desc128(q + k / 4 * S::nh * 128 +
+			    k % 4 * 32);
+
+			if (t == 4)
+				Mma<S::nh, true>::run(sum[0], x + 4 * i, d,
+				    k > 32);
+			else
+				Mma<S::nh, false>::run(sum[t % 2], x + 4 * i,
+				    d, k % 8 > 0);
+		}
+		wg_commit();
+		wg_wait<1>();
+		if (b % PER != 0 || b == 0)
+			continue;
+		wg_pin(sum[(t - 1) % 2]);	/* of the tile before */
+#pragma unroll
+		for (int j = 0; j < S::nh / 2; j++)
+			s[j] = fmaf(sum[(t - 1) % 2][j],
+			    sc[j % 4 / 2][t - 1], t == 1 ? 0.0f : s[j]);
+	}
+	wg_wait<0>();
+	wg_pin(sum[0]);
+#pragma unroll
+	for (int j = 0; j < S::nh / 2; j++)
+		s[j] += sum[0][j];
+}
+
+/*
+ * The same of bf16 rows, against N heads, and of fp8 rows where there are no
+ * registers for two sums. The sum over tile t is in units of the row's scale t:
+ * it is brought to those of tile t + 1 before that is added. A scale far below
+ * the row's largest, zero too, is raised to where that loses nothing.
+ */
+template <class S, int N>
+__device__ inline void
+score(float (&s)[N / 2], const Place &p, uint32_t st, uint32_t q)
 {
 	constexpr int B = S::qb, PER = 8 / B;	/* batches of a tile */
 	uint32_t r[2][4 * B], raw[2 * B];
@@ -539,9 +444,9 @@ score(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
 			    k % 4 * 32);
 
 			if (rope)
-				Mma<S::nh, true>::run(s, x + 4 * i, d, k > 0);
+				Mma<N, true>::run(s, x + 4 * i, d, k > 0);
 			else
-				Mma<S::nh, false>::run(s, x + 4 * i, d, k > 0);
+				Mma<N, false>::run(s, x + 4 * i, d, k > 0);
 		}
 		wg_commit();
 		wg_wait<1>();
@@ -585,10 +490,9 @@ store_tab(const Place &p, uint32_t st, uint32_t tab, uint32_t cexp)
 template <class S>
 __device__ inline void
 raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
-    const Place &p, uint32_t smem, uint32_t e)
+    const Place &p, uint32_t smem, uint32_t e, bool first)
 {
-	uint32_t red = smem + S::red_off, ce = smem + S::ce_off;
-	uint32_t most = 0;
+	uint32_t ms = smem + S::ms_off, ce = smem + S::ce_off;
 	float co = 1.0f;
 
 #pragma unroll
@@ -599,19 +503,15 @@ raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
 		for (int k = 4; k < 32; k *= 2)
 			y = fmaxf(y, __shfl_xor_sync(~0u, y, k));
 		if (p.g == 0)
-			sts32(red + col_head(j, p.c) * S::rrow +
-			    (p.wg * 4 + p.w) * 4, __float_as_uint(y));
+			max_s32(ms + col_head(j, p.c) * 4, ordered(y));
 	}
-	if (threadIdx.x % 128 == 0)
-		sts32(ce + 4 * p.wg, e);
+	if (!S::bf16 && p.lane == 0)
+		max_s32(ce, e);
 	bar_sync(BAR_MAX, S::work);
 	if (!S::bf16) {
-#pragma unroll
-		for (int i = 0; i < S::wgs; i++)
-			most = max(most, lds32(ce + 4 * i));
-		if (most > a.cexp) {
-			uint32_t old = a.cexp;
+		uint32_t most = lds32(ce), old = a.cexp;
 
+		if (most > old) {
 			a.cexp = most + 2;	/* room: seldom moves again */
 			if (old != 0)
 				co = __uint_as_float(127 + old > a.cexp ?
@@ -620,26 +520,16 @@ raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
 	}
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
-		uint32_t h = col_head(j, p.c);
 		float old = m[j], k;
-		uint32_t y[S::wgs / 2];
 
-		lds<S::wgs / 2>(y, red + h * S::rrow + p.g * 2 * S::wgs);
-		k = fmaxf(__uint_as_float(y[0]),
-		    __uint_as_float(y[S::wgs / 2 - 1]));
-#pragma unroll
-		for (int i = 4; i < 32; i *= 2)
-			k = fmaxf(k, __shfl_xor_sync(~0u, k, i));
-		m[j] = fmaxf(old, k);
+		m[j] = unordered(lds32(ms + col_head(j, p.c) * 4));
 		k = old == m[j] ? 1.0f : ex2(old - m[j]);
 		a.l[j] *= k;
 #pragma unroll
-		for (int i = 0; i < S::tiles; i++) {
+		for (int i = 0; i < S::tiles && !first; i++) {
 			a.o[i][col_acc(j)] *= k * co;
 			a.o[i][col_acc(j) + 2] *= k * co;
 		}
-		if (p.g == 0)		/* all warps write the same */
-			sts32(smem + S::ms_off + h * 4, __float_as_uint(m[j]));
 	}
 }
 
@@ -657,7 +547,7 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 	uint32_t tab = smem + S::tab_off + p.wg * 4 * KEYS * 2, e = 0;
 	uint32_t y[S::nh / 4];
 	float m[S::nh / 4];
-	bool over = first;
+	bool over = false;
 
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
@@ -665,17 +555,17 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 		float f = ldsf(smem + S::fs_off + h * 4);
 		float &x0 = x[col_acc(j)], &x1 = x[col_acc(j) + 2];
 
-		m[j] = ldsf(smem + S::ms_off + h * 4);
+		m[j] = unordered(lds32(smem + S::ms_off + h * 4));
 		x0 = in0 ? x0 * f : -INFINITY;
 		x1 = in1 ? x1 * f : -INFINITY;
 		over |= fmaxf(x0, x1) > m[j] + GROW;
 	}
 	if (!S::bf16 && nk > 0) {
-		e = scale_exp<S>(st, p.lane, (nk + 15) & ~15u);
+		e = scale_exp<S>(st, p.lane, nk);
 		over |= e > a.cexp;
 	}
-	if (bar_any(BAR_VOTE, S::work, over))
-		raise<S>(x, m, a, p, smem, e);
+	if (first || bar_any(BAR_VOTE, S::work, over))
+		raise<S>(x, m, a, p, smem, e, first);
 	if (!S::bf16 && nk > 0)
 		store_tab<S>(p, st, tab, a.cexp);
 #pragma unroll
@@ -700,12 +590,20 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 	bar_sync(BAR_P, S::work);
 }
 
-/* The kth 16 keys of a round that begins with stage i0. */
+/* Where stage k of a round stands that begins at place s0. */
+template <class S>
+__device__ inline uint32_t
+place(uint32_t s0, uint32_t k)
+{
+	return s0 + k < S::stages ? s0 + k : s0 + k - S::stages;
+}
+
+/* The kth 16 keys of a round. */
 template <class S>
 __device__ inline void
-fetch16(Raw<S> &v, const Place &p, uint32_t smem, uint32_t i0, uint32_t k)
+fetch16(Raw<S> &v, const Place &p, uint32_t smem, uint32_t s0, uint32_t k)
 {
-	uint32_t st = smem + S::stage_off + (i0 + k / 4) % S::stages * S::stage;
+	uint32_t st = smem + S::stage_off + place<S>(s0, k / 4) * S::stage;
 
 	fetch_values<S>(v, st, p, k % 4 * 16,
 	    smem + S::tab_off + k / 4 * 4 * KEYS * 2);
@@ -746,42 +644,49 @@ release(const Team &team, uint32_t i, uint32_t empty)
 		cluster_mbar_arrive(cluster_map(empty, team.rank(i)));
 }
 
-/* The same over all keys of the round. */
-template <class S>
+/* The same over N times 16 keys, stage w of a round and on. A round that is not
+ * the last gives its stages back. */
+template <class S, int N>
 __device__ inline void
-accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
-    uint32_t i0, uint32_t n)
+add_keys(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
+    uint32_t s0, uint32_t w, bool last)
 {
 	constexpr int D = S::depth;
 	uint32_t r[D][4 * S::tiles], empty = smem + S::bar_off + 64;
 	Raw<S> v;
 
-	fetch16<S>(v, p, smem, i0, 0);
+	fetch16<S>(v, p, smem, s0, 4 * w);
 	pin_o(a);
-	if (n - i0 * KEYS >= S::wgs * KEYS) {
 #pragma unroll
-		for (int k = 0; k < S::wgs * 4; k++) {
-			values<S>(r[k % D], v);
-			if (k + 1 < S::wgs * 4)
-				fetch16<S>(v, p, smem, i0, k + 1);
-			add16<S>(a, r[k % D], smem, k);
-			wg_wait<D - 1>();
-			if (k % 4 == 3 && p.lane < team.n)	/* all read */
-				release(team, p.lane, empty +
-				    (i0 + k / 4) % S::stages * 8);
-		}
-		wg_wait<0>();
-		pin_o(a);
-	} else {	/* the last keys of the list: nobody waits for empty */
-		for (uint32_t k = 0; k * 16 < n - i0 * KEYS; k++) {
-			values<S>(r[0], v);
-			if ((k + 1) * 16 < n - i0 * KEYS)
-				fetch16<S>(v, p, smem, i0, k + 1);
-			add16<S>(a, r[0], smem, k);
-			wg_wait<0>();
-			pin_o(a);
-		}
+	for (int k = 0; k < N; k++) {
+		values<S>(r[k % D], v);
+		if (k + 1 < N)
+			fetch16<S>(v, p, smem, s0, 4 * w + k + 1);
+		add16<S>(a, r[k % D], smem, 4 * w + k);
+		wg_wait<D - 1>();
+		if (k % 4 == 3 && !last && p.lane < team.n)	/* all read */
+			release(team, p.lane, empty +
+			    place<S>(s0, w + k / 4) * 8);
 	}
+	wg_wait<0>();
+	pin_o(a);
+}
+
+/* The same over the n keys that are left, all of the round at most. */
+template <class S>
+__device__ inline void
+accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
+    uint32_t s0, uint32_t n)
+{
+	if (n >= S::wgs * KEYS) {
+		add_keys<S, S::wgs * 4>(a, p, team, smem, s0, 0, false);
+		return;
+	}
+	for (uint32_t w = 0; w * KEYS < n; w++)
+		if (filled(n - w * KEYS) == KEYS)
+			add_keys<S, 4>(a, p, team, smem, s0, w, true);
+		else
+			add_keys<S, 2>(a, p, team, smem, s0, w, true);
 }
 
 /* All rounds. n: keys of the block. */
@@ -789,24 +694,32 @@ template <class S>
 __device__ inline void
 attend(Acc<S> &a, const Place &p, const Team &team, uint32_t smem, uint32_t n)
 {
-	uint32_t full = smem + S::bar_off;
-	uint32_t stages = (n + KEYS - 1) / KEYS;
+	uint32_t full = smem + S::bar_off, s0 = 0, turn = 0;
 
-	for (uint32_t i0 = 0; i0 < stages; i0 += S::wgs) {
-		uint32_t i = i0 + p.wg, s = i % S::stages, nk = 0;
+	for (uint32_t i0 = 0; i0 < n; i0 += S::wgs * KEYS) {
+		uint32_t i = i0 + p.wg * KEYS, s = place<S>(s0, p.wg), nk = 0;
 		uint32_t st = smem + S::stage_off + s * S::stage;
 		float x[S::nh / 2];
 
-		if (i < stages) {
-			nk = min(KEYS, n - i * KEYS);
-			mbar_wait(full + s * 8, (i / S::stages) & 1);
-			score<S>(x, p, st, smem + S::q_off);
+		if (i < n) {
+			nk = min(KEYS, n - i);
+			mbar_wait(full + s * 8, turn ^ (s < s0));
+			if constexpr (!S::bf16 && S::nh <= 32)
+				score_tiles<S>(x, p, st, smem + S::q_off);
+			else
+				score<S, S::nh>(x, p, st, smem + S::q_off);
 		}
 		softmax<S>(x, a, p, smem, st, nk, i0 == 0);
-		for (i = i0; i < min(i0 + S::wgs, stages); i++)
-			mbar_wait(full + i % S::stages * 8,
-			    (i / S::stages) & 1);
-		accumulate<S>(a, p, team, smem, i0, n);
+#pragma unroll
+		for (uint32_t w = 0; w < S::wgs; w++)
+			if (i0 + w * KEYS < n) {
+				s = place<S>(s0, w);
+				mbar_wait(full + s * 8, turn ^ (s < s0));
+			}
+		accumulate<S>(a, p, team, smem, s0, n - i0);
+		s = place<S>(s0, S::wgs);
+		turn ^= s <= s0;
+		s0 = s;
 	}
 }
 

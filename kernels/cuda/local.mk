@@ -2,7 +2,8 @@
 # Host code is compiled by nvcc, so it has flags of its own.
 EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
-	kernels/cuda/attend.cuh kernels/cuda/bins.cuh \
+	kernels/cuda/attend.cuh kernels/cuda/attend_gather.cuh \
+	kernels/cuda/attend_wide.cuh kernels/cuda/bins.cuh \
 	kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
 	kernels/cuda/build.sh \
 	tests/gpu/gpu_test.h tests/gpu/kernel_test.cu \
@@ -43,6 +44,7 @@ $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/graphs.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
+	kernels/cuda/attend_gather.cuh kernels/cuda/attend_wide.cuh \
 	kernels/cuda/bins.cuh kernels/cuda/peer.cuh kernels/cuda/merge.cuh
 
 # The loader shares the CPU's dequantisation.

@@ -70,10 +70,24 @@ sts32(uint32_t a, uint32_t v)
 }
 
 __device__ inline void
+sts64(uint32_t a, uint32_t x, uint32_t y)
+{
+	asm volatile("st.shared.v2.b32 [%0], {%1, %2};"
+	    :: "r"(a), "r"(x), "r"(y) : "memory");
+}
+
+__device__ inline void
 sts128(uint32_t a, uint4 v)
 {
 	asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(a),
 	    "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ inline void
+max_s32(uint32_t a, int32_t v)
+{
+	asm volatile("red.shared.max.s32 [%0], %1;" :: "r"(a), "r"(v)
+	    : "memory");
 }
 
 __device__ inline float
@@ -204,12 +218,19 @@ bulk_load_all(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar,
 	    : "memory");
 }
 
-/* 4 bytes; the thread's copies count as one arrival on bar when they are there
- * (bar was set up to expect it). */
+/* 4 or 16 bytes; the thread's copies count as one arrival on bar when they are
+ * there (bar was set up to expect it). */
 __device__ inline void
 copy4(uint32_t dst, const void *src)
 {
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+	    :: "r"(dst), "l"(src) : "memory");
+}
+
+__device__ inline void
+copy16(uint32_t dst, const void *src)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
 	    :: "r"(dst), "l"(src) : "memory");
 }
 
@@ -528,6 +549,21 @@ template <> struct Mma8<64> {
 
 /* --- numbers ------------------------------------------------------------- */
 
+/* Integers in the order of the numbers (no NaN), and back. */
+__device__ inline int32_t
+ordered(float x)
+{
+	int32_t i = __float_as_int(x);
+
+	return i ^ (i >> 31 & 0x7fffffff);
+}
+
+__device__ inline float
+unordered(int32_t i)
+{
+	return __int_as_float(i ^ (i >> 31 & 0x7fffffff));
+}
+
 __device__ inline float
 ex2(float x)
 {
@@ -581,6 +617,21 @@ mul_bf16x2(uint32_t a, uint32_t b)
 
 	asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
 	return r;
+}
+
+__device__ inline float
+f16_lo(uint32_t v)
+{
+	float x;
+
+	asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((uint16_t)v));
+	return x;
+}
+
+__device__ inline float
+f16_hi(uint32_t v)
+{
+	return f16_lo(v >> 16);
 }
 
 __device__ inline float

@@ -1,0 +1,244 @@
+/*
+ * Sparse decode attention: the shape of a block and its four gathering warps,
+ * which bring the rows that the list names into stages of shared memory, ahead
+ * of the warps that compute (attend.cuh).
+ */
+#ifndef DCPG_ATTEND_GATHER_CUH
+#define DCPG_ATTEND_GATHER_CUH
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace dcpg {
+namespace {
+
+constexpr int KEYS = 64;		/* of one stage */
+constexpr int MAX_SPLITS = DCPG_MAX_SPLITS;
+constexpr int SMEM_MAX = 232448;	/* 227 KB a block */
+constexpr float GROW = 8.0f;		/* log2: how far p may pass 1 */
+
+struct Args {
+	const uint8_t *q, *pool;
+	const uint32_t *list, *count;
+	void *out;
+	float *lse;
+	uint32_t heads, list_stride, max_count;
+	uint32_t team;		/* blocks that share rows */
+	float scale_log2;	/* scale * log2(e) */
+	bool out_f32;
+};
+
+/* BF16: rows are bf16, else packed fp8. NH heads, W computing warpgroups. */
+template <bool BF16, int NH, int W>
+struct Shape {
+	static constexpr bool bf16 = BF16;
+	static constexpr int nh = NH, wgs = W;
+	static constexpr int work = W * 128;	/* computing threads */
+	static constexpr int threads = work + 128;
+	/* Registers of a computing and of a gathering thread; a block starts
+	 * with the same for all, and would wait for ever for more in sum. */
+	static constexpr int regs = W == 2 ? 232 : 112;
+	static constexpr int spare = W == 2 ? 40 : 32;
+	static_assert(work * regs + 128 * spare <=
+	    (65536 / threads & ~7) * threads, "registers of a block");
+	static constexpr int row = BF16 ? 1152 : 656;
+	/* 4 banks from row to row, whatever the format: no conflicts. */
+	static constexpr int pitch = BF16 ? 1168 : 656;
+	static constexpr int stage = KEYS * pitch;
+	/* Scores: steps of 16 dimensions per batch of products. */
+	static constexpr int qb = NH == 64 ? 2 : 4;
+	static constexpr int tiles = 8 / W;	/* of 64 output dimensions */
+	static constexpr int depth = 2;	/* value operands in flight */
+
+	static constexpr int q_bytes = 9 * NH * 128;
+	/* See attend_wide.cuh. */
+	static constexpr bool wide = BF16 && NH == 64;
+	static constexpr int p_bytes = (wide ? 1 : W) * NH * 128;
+	static constexpr int tab_bytes = BF16 ? 0 : W * 4 * KEYS * 2;
+	/* 64 heads would leave no room for the exchange: never split. */
+	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
+	static constexpr int ml_bytes = splits == 1 ? 0 : splits * NH * 8;
+	static constexpr int ms_bytes = NH * 4;	/* maxima, ordered() */
+	static constexpr int fs_bytes = NH * 4;
+	/* [head][W * 4 warps], 4 words of padding spread the banks. */
+	static constexpr int rrow = (W * 4 + 4) * 4;
+	static constexpr int red_bytes = wide ? 0 : NH * rrow;
+	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
+	    ml_bytes + ms_bytes + fs_bytes + red_bytes + 32 + 18 * 8;
+	static constexpr int fit = (SMEM_MAX - fixed) / stage;
+	static constexpr int stages = fit > 8 ? 8 : fit;
+
+	static constexpr int q_off = 0;
+	static constexpr int stage_off = q_off + q_bytes;
+	static constexpr int p_off = stage_off + stages * stage;
+	static constexpr int tab_off = p_off + p_bytes;
+	static constexpr int ml_off = tab_off + tab_bytes;
+	static constexpr int ms_off = ml_off + ml_bytes;
+	static constexpr int fs_off = ms_off + ms_bytes;
+	static constexpr int red_off = fs_off + fs_bytes;
+	static constexpr int ce_off = red_off + red_bytes;
+	static constexpr int bar_off = ce_off + 32;
+	static constexpr int ml_bar = bar_off + 16 * 8, o_bar = ml_bar + 8;
+	static constexpr int bytes = bar_off + 18 * 8;
+
+	/* Exchange, where q and the stages were: what comes in, [splits][own
+	 * heads], then what goes out, [NH]. A row: 512 values, f16 or (bf16
+	 * rows) f32, their unit, f32, and padding that spreads the banks. */
+	static constexpr int xunit = 512 * (BF16 ? 4 : 2), xrow = xunit + 16;
+	static_assert(stages >= W, "all stages of a round are held at once");
+	static_assert(splits == 1 || (2 * NH + splits - 1) * xrow <= p_off,
+	    "exchange fits");
+	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");
+};
+
+/* The part of the key list that one block owns. */
+struct Part {
+	uint32_t first, n;
+};
+
+__device__ inline Part
+my_part(uint32_t count)
+{
+	uint32_t per = ((count + gridDim.x - 1) / gridDim.x + 15) & ~15u;
+	Part p;
+
+	p.first = min(count, blockIdx.x * per);
+	p.n = min(count, p.first + per) - p.first;
+	return p;
+}
+
+/*
+ * Blocks of one list part and several head groups, neighbours in a cluster,
+ * need the same rows: each fetches every n-th of them for all n. Block r of the
+ * cluster is split r % splits of head group r / splits.
+ */
+struct Team {
+	uint32_t n, me;		/* blocks that share rows; which one this is */
+
+	__device__ inline
+	Team(uint32_t blocks, uint32_t splits) :
+	    n(blocks), me(blockIdx.y % blocks), width(splits)
+	{
+	}
+	/* The cluster's number of team mate i. */
+	__device__ inline uint32_t
+	rank(uint32_t i) const
+	{
+		return i * width + blockIdx.x;
+	}
+	__device__ inline uint16_t
+	mask(void) const
+	{
+		uint32_t m = 0;
+
+		for (uint32_t i = 0; i < n; i++)
+			m |= 1u << rank(i);
+		return (uint16_t)m;
+	}
+
+private:
+	uint32_t width;
+};
+
+/* How many rows of a stage are there when n keys are left: copies of the last
+ * key, finite values, fill it up, and p = 0 takes them out again. */
+__device__ inline uint32_t
+filled(uint32_t n)
+{
+	return n > KEYS / 2 ? KEYS : KEYS / 2;
+}
+
+/* 16 rows by one warp, lane from + r of which knows the rth; neighbouring lanes
+ * copy neighbouring 16 bytes. Many times the rate at which the copy engine
+ * takes rows, at the price of instructions. */
+template <class S>
+__device__ inline void
+copy_rows(const uint8_t *pool, uint32_t row, uint32_t from, uint32_t dst)
+{
+	constexpr uint32_t PIECES = S::row / 16;
+	uint32_t r = 0, c = threadIdx.x % 32;
+
+#pragma unroll 4
+	for (uint32_t i = 0; i < (16 * PIECES + 31) / 32; i++) {
+		uint32_t id = __shfl_sync(~0u, row, from + r);
+
+		if (r < 16)
+			copy16(dst + r * S::pitch + c * 16,
+			    pool + (size_t)id * S::row + c * 16);
+		c += 32;
+		if (c >= PIECES) {
+			c -= PIECES;
+			r++;
+		}
+	}
+}
+
+/*
+ * The gathering warps, 16 rows of a stage each: copies by threads, or by the
+ * copy engine, which alone can write into several blocks. A lane holds an entry
+ * of the list: the lower half those of an even stage, the upper half those of
+ * the next. The first entries are read as if the list were full, while its
+ * count is still on the way.
+ */
+template <class S>
+__device__ inline void
+gather(const Args &a, const Team &team, uint32_t smem)
+{
+	const uint32_t *list = a.list + (size_t)blockIdx.z * a.list_stride;
+	uint32_t lane = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16;
+	uint32_t me = first + lane % 16 + lane / 16 * KEYS;
+	uint32_t full = smem + S::bar_off, empty = full + 64;
+	uint32_t guess = my_part(a.max_count).first + me, s = 0, turn = 0;
+	uint32_t row = 0, next = 0, n, stages;
+	uint16_t all = team.mask();
+	Part part;
+
+	if (guess < a.max_count)
+		next = list[guess];
+	part = my_part(min(a.count[blockIdx.z], a.max_count));
+	n = part.n;
+	stages = (n + KEYS - 1) / KEYS;
+	list += part.first;
+	if (n > 0 && (me >= n || part.first + me != guess))
+		next = list[min(me, n - 1)];
+	if (team.n > 1)
+		cluster_wait();		/* all mates' barriers are set up */
+	for (uint32_t i = 0; i < stages; i++) {
+		uint32_t fill = filled(n - i * KEYS);
+		uint32_t dst = smem + S::stage_off + s * S::stage, at;
+		uint32_t bar = full + s * 8;
+
+		if (i % 2 == 0) {
+			row = next;
+			if (i + 2 < stages)
+				next = list[min((i + 2) * KEYS + me, n - 1)];
+		}
+		if (i >= S::stages)
+			mbar_wait_idle(empty + s * 8, turn ^ 1);
+		at = first + lane % 16;
+		if (team.n == 1) {
+			if (first < fill)
+				copy_rows<S>(a.pool, row, i % 2 * 16,
+				    dst + first * S::pitch);
+			mbar_arrive_copies(bar);
+		} else {
+			if (threadIdx.x % 128 == 0)
+				mbar_expect(bar, fill * S::row);
+			if (lane / 16 == i % 2 && at < fill &&
+			    at % team.n == team.me)
+				bulk_load_all(dst + at * S::pitch,
+				    a.pool + (size_t)row * S::row, S::row,
+				    bar, all);
+		}
+		if (++s == S::stages) {
+			s = 0;
+			turn ^= 1;
+		}
+	}
+}
+
+}	/* namespace */
+}	/* namespace dcpg */
+#endif
