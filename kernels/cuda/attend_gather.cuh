@@ -39,8 +39,8 @@ struct Shape {
 	static constexpr int threads = work + 128;
 	/* Registers of a computing and of a gathering thread; a block starts
 	 * with the same for all, and would wait for ever for more in sum. */
-	static constexpr int regs = W == 2 ? 232 : 112;
-	static constexpr int spare = W == 2 ? 40 : 32;
+	static constexpr int regs = W == 2 ? 240 : 112;
+	static constexpr int spare = 24;
 	static_assert(work * regs + 128 * spare <=
 	    (65536 / threads & ~7) * threads, "registers of a block");
 	static constexpr int row = BF16 ? 1152 : 656;
@@ -150,37 +150,11 @@ filled(uint32_t n)
 	return n > KEYS / 2 ? KEYS : KEYS / 2;
 }
 
-/* 16 rows by one warp, lane from + r of which knows the rth; neighbouring lanes
- * copy neighbouring 16 bytes. Many times the rate at which the copy engine
- * takes rows, at the price of instructions. */
-template <class S>
-__device__ inline void
-copy_rows(const uint8_t *pool, uint32_t row, uint32_t from, uint32_t dst)
-{
-	constexpr uint32_t PIECES = S::row / 16;
-	uint32_t r = 0, c = threadIdx.x % 32;
-
-#pragma unroll 4
-	for (uint32_t i = 0; i < (16 * PIECES + 31) / 32; i++) {
-		uint32_t id = __shfl_sync(~0u, row, from + r);
-
-		if (r < 16)
-			copy16(dst + r * S::pitch + c * 16,
-			    pool + (size_t)id * S::row + c * 16);
-		c += 32;
-		if (c >= PIECES) {
-			c -= PIECES;
-			r++;
-		}
-	}
-}
-
 /*
- * The gathering warps, 16 rows of a stage each: copies by threads, or by the
- * copy engine, which alone can write into several blocks. A lane holds an entry
- * of the list: the lower half those of an even stage, the upper half those of
- * the next. The first entries are read as if the list were full, while its
- * count is still on the way.
+ * The gathering warps, 16 rows of a stage each. A lane holds an entry of the
+ * list: the lower half those of an even stage, the upper half those of the
+ * next. The first entries are read as if the list were full, while its count is
+ * still on the way.
  */
 template <class S>
 __device__ inline void
@@ -207,8 +181,8 @@ gather(const Args &a, const Team &team, uint32_t smem)
 		cluster_wait();		/* all mates' barriers are set up */
 	for (uint32_t i = 0; i < stages; i++) {
 		uint32_t fill = filled(n - i * KEYS);
-		uint32_t dst = smem + S::stage_off + s * S::stage, at;
-		uint32_t bar = full + s * 8;
+		uint32_t dst = smem + S::stage_off + s * S::stage;
+		uint32_t bar = full + s * 8, at = first + lane % 16;
 
 		if (i % 2 == 0) {
 			row = next;
@@ -217,20 +191,18 @@ gather(const Args &a, const Team &team, uint32_t smem)
 		}
 		if (i >= S::stages)
 			mbar_wait_idle(empty + s * 8, turn ^ 1);
-		at = first + lane % 16;
-		if (team.n == 1) {
-			if (first < fill)
-				copy_rows<S>(a.pool, row, i % 2 * 16,
-				    dst + first * S::pitch);
-			mbar_arrive_copies(bar);
-		} else {
-			if (threadIdx.x % 128 == 0)
-				mbar_expect(bar, fill * S::row);
-			if (lane / 16 == i % 2 && at < fill &&
-			    at % team.n == team.me)
-				bulk_load_all(dst + at * S::pitch,
-				    a.pool + (size_t)row * S::row, S::row,
-				    bar, all);
+		if (threadIdx.x % 128 == 0)
+			mbar_expect(bar, fill * S::row);
+		if (lane / 16 == i % 2 && at < fill &&
+		    at % team.n == team.me) {
+			const uint8_t *src = a.pool + (size_t)row * S::row;
+
+			if (team.n > 1)
+				bulk_load_all(dst + at * S::pitch, src,
+				    S::row, bar, all);
+			else
+				bulk_load(dst + at * S::pitch, src, S::row,
+				    bar);
 		}
 		if (++s == S::stages) {
 			s = 0;

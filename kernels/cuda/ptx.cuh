@@ -218,19 +218,12 @@ bulk_load_all(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar,
 	    : "memory");
 }
 
-/* 4 or 16 bytes; the thread's copies count as one arrival on bar when they are
- * there (bar was set up to expect it). */
+/* 4 bytes; the thread's copies count as one arrival on bar when they are there
+ * (bar was set up to expect it). */
 __device__ inline void
 copy4(uint32_t dst, const void *src)
 {
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-	    :: "r"(dst), "l"(src) : "memory");
-}
-
-__device__ inline void
-copy16(uint32_t dst, const void *src)
-{
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
 	    :: "r"(dst), "l"(src) : "memory");
 }
 

@@ -33,6 +33,13 @@ struct Shared {
 };
 
 __device__ inline void
+copy16(uint32_t to, const void *from)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to),
+	    "l"(from) : "memory");
+}
+
+__device__ inline void
 ldmatrix2(uint32_t a, uint32_t &r0, uint32_t &r1)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
