@@ -84,7 +84,7 @@ route_case(uint32_t rows, uint32_t hidden, uint32_t E, uint32_t each,
 	part.poison();
 	eid.poison();
 	ew.poison();
-	CALL(dcpg_route(&a, nullptr));
+	CALL(dcpg_route(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	std::vector<uint32_t> id = eid.get();
 	std::vector<float> we = ew.get();
@@ -148,7 +148,7 @@ struct Slots {
 		for (Buf<uint32_t> *b : { &slot, &row, &first, &tile0,
 		    &tile_e })
 			b->poison();
-		CALL(dcpg_slots(&a, nullptr));
+		CALL(dcpg_slots(&a, STREAM));
 		CHECK(cudaDeviceSynchronize());
 	}
 
@@ -267,7 +267,7 @@ run_experts(struct dcpg_experts a, Buf<uint8_t> &out)
 	else
 		a.y = (float *)out.d;
 	out.poison();
-	CALL(dcpg_experts(&a, nullptr));
+	CALL(dcpg_experts(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	return out.get();
 }
@@ -381,7 +381,7 @@ combine_case(uint32_t rows, uint32_t each, uint32_t n, bool add, uint64_t salt)
 	    dy.d };
 	if (!add)
 		dy.poison();
-	CALL(dcpg_combine(&a, nullptr));
+	CALL(dcpg_combine(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	std::vector<float> got = dy.get();
 	double worst = 0;
@@ -406,10 +406,10 @@ experts_tests(void)
 {
 	uint64_t salt = 0;
 
-	route_case(3, 256, 8, 2, 1, 1, true, 32, ++salt);
-	route_case(9, 100, 24, 5, 4, 2, false, 3, ++salt);
-	combine_case(3, 3, 37, true, ++salt);
-	combine_case(5, 11, 128, false, ++salt);
+	CASE(route_case(3, 256, 8, 2, 1, 1, true, 32, salt));
+	CASE(route_case(9, 100, 24, 5, 4, 2, false, 3, salt));
+	CASE(combine_case(3, 3, 37, true, salt));
+	CASE(combine_case(5, 11, 128, false, salt));
 	for (uint32_t sh = 1; dcpg_expert_tile(1, 1, 1, sh) != 0; sh++)
 		for (int i = 0; i < 8; i++) {
 			ExpertCase c = { sh, 1u << i % 3, 5, 3, 6, 144, 384,
@@ -417,37 +417,37 @@ experts_tests(void)
 
 			if (brief && i % 3 == 0 && i != 3)
 				continue;
-			experts_case(c, ++salt);
+			CASE(experts_case(c, salt));
 			if (brief)
 				continue;
 			/* more slots than a tile; ragged ends */
 			c.rows = 157;
 			c.n = c.fp8 ? 208 : 201;
 			c.k = c.fp8 ? 640 : 456;
-			experts_case(c, ++salt);
+			CASE(experts_case(c, salt));
 			c.hot = 0;
 			c.E = 60;
 			c.rows = 40;
 			c.k = 128;
-			experts_case(c, ++salt);
+			CASE(experts_case(c, salt));
 		}
 	if (brief)
 		return;
 	for (uint32_t rows : { 1u, 8u, 16u, 17u, 33u, 70u, 700u })
-		route_case(rows, 7168, 256, 8, 8, 4, true, rows > 32 ? 1 : 32,
-		    ++salt);
-	route_case(4, 6144, 256, 8, 1, 1, true, 32, ++salt);
-	route_case(2, 512, 1000, 32, 10, 3, true, 32, ++salt);
-	combine_case(40, 8, 7168, true, ++salt);
+		CASE(route_case(rows, 7168, 256, 8, 8, 4, true, rows > 32 ? 1 :
+		    32, salt));
+	CASE(route_case(4, 6144, 256, 8, 1, 1, true, 32, salt));
+	CASE(route_case(2, 512, 1000, 32, 10, 3, true, 32, salt));
+	CASE(combine_case(40, 8, 7168, true, salt));
 	for (int i = 0; i < 4; i++) {
 		ExpertCase c = { 0, 0, 1, 8, 16, 64, 7168, i % 2 == 1,
 		    i / 2 == 1, false, 0 };
 
-		experts_case(c, ++salt);	/* chosen: V3.2's columns */
+		CASE(experts_case(c, salt));	/* chosen: V3.2's columns */
 		c.rows = 90;
 		c.E = 9;
 		c.n = 130 + 14 * (i % 2);
 		c.k = 512;
-		experts_case(c, ++salt);
+		CASE(experts_case(c, salt));
 	}
 }

@@ -16,7 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -43,6 +45,10 @@
 extern uint64_t seed;
 inline bool brief;		/* few and small cases */
 void verdict(bool ok, const char *what);
+/* A case, for one of many threads: it launches on its own default stream. */
+void later(std::function<void(void)> one);
+#define STREAM cudaStreamPerThread
+#define CASE(...) later([=, salt = ++salt] { __VA_ARGS__; })
 void experts_tests(void);	/* experts_test.cu */
 void rows_tests(void);		/* rows_test.cu */
 
@@ -96,21 +102,21 @@ struct Rng {
 inline void *
 buf_take(size_t bytes)
 {
-	static bool kept = false;
-	cudaMemPool_t pool;
-	uint64_t all = ~0ull;
+	static std::once_flag once;
 	void *p;
 
 	if (brief) {
 		CHECK(cudaMalloc(&p, bytes));
 		return p;
 	}
-	if (!kept) {
+	std::call_once(once, [] {
+		cudaMemPool_t pool;
+		uint64_t all = ~0ull;
+
 		CHECK(cudaDeviceGetDefaultMemPool(&pool, 0));
 		CHECK(cudaMemPoolSetAttribute(pool,
 		    cudaMemPoolAttrReleaseThreshold, &all));
-		kept = true;
-	}
+	});
 	CHECK(cudaMallocAsync(&p, bytes, nullptr));
 	CHECK(cudaStreamSynchronize(nullptr));
 	return p;
@@ -169,11 +175,13 @@ struct Buf {
 	}
 };
 
+/* f(0) .. f(n - 1), each by the next host thread that is free. */
 template <class F>
 void
 parallel(size_t n, F f)
 {
 	size_t k = std::thread::hardware_concurrency();
+	std::atomic<size_t> next(0);
 	std::vector<std::thread> t;
 
 	if (k < 1)
@@ -181,8 +189,8 @@ parallel(size_t n, F f)
 	if (k > n)
 		k = n;
 	for (size_t w = 0; w < k; w++)
-		t.emplace_back([=] {
-			for (size_t i = w; i < n; i += k)
+		t.emplace_back([&] {
+			for (size_t i; (i = next++) < n;)
 				f(i);
 		});
 	for (auto &x : t)

@@ -13,18 +13,47 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
+#include <shared_mutex>
 
 uint64_t seed = 1;
 static int failures, cases;
+static std::vector<std::function<void(void)>> waiting;
 
 void
 verdict(bool ok, const char *what)
 {
+	static std::mutex one;
+	std::lock_guard<std::mutex> held(one);
+
 	cases++;
 	failures += !ok;
 	if (!ok || brief)
 		printf("%s %s\n", ok ? "ok  " : "FAIL", what);
-	fflush(stdout);
+}
+
+void
+later(std::function<void(void)> one)
+{
+	waiting.push_back(one);
+}
+
+/* The cases of a part, at once; one by one where a tool watches each. */
+static void
+part(const char *name, const char *wanted, void (*tests)(void))
+{
+	int before = cases;
+
+	if (*wanted != '\0' && strcmp(wanted, name) != 0)
+		return;
+	waiting.clear();
+	tests();
+	if (brief)
+		for (auto &one : waiting)
+			one();
+	else
+		parallel(waiting.size(), [&](size_t i) { waiting[i](); });
+	printf("kernel_test: %s, %d cases\n", name, cases - before);
 }
 
 /* --- attention ----------------------------------------------------------- */
@@ -192,7 +221,7 @@ attend_case(const AttendCase &c, uint64_t salt)
 	a.team = c.team;
 	out.poison();
 	lse.poison();
-	CALL(dcpg_attend(&a, nullptr));
+	CALL(dcpg_attend(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 
 	std::vector<uint8_t> ho = out.get();
@@ -265,11 +294,11 @@ attend_tests(void)
 					c.counts = { 0, 33, 130 };
 					c.max = 130;
 				}
-				attend_case(c, ++salt);
+				CASE(attend_case(c, salt));
 				if (team == 1 || c.heads == 128)
 					continue;
 				c.heads *= 2;	/* several teams a row */
-				attend_case(c, ++salt);
+				CASE(attend_case(c, salt));
 			}
 		if (brief)
 			continue;
@@ -280,19 +309,22 @@ attend_tests(void)
 				AttendCase c = { b == 1, h, rows[r], 2048, 0, 0,
 				    0, r % 2 == 0, { 2048, 2047, 1, 1500 }, 1 };
 
-				attend_case(c, ++salt);
+				CASE(attend_case(c, salt));
 			}
 			AttendCase up = { b == 1, h, 3, 1024, 0, 0, 0, true,
 			    { 1024, 777, 1000 }, 300 };
 			AttendCase down = up;
 			down.grow = 1 / 300.0;
-			attend_case(up, ++salt);
-			attend_case(down, ++salt);
+			CASE(attend_case(up, salt));
+			CASE(attend_case(down, salt));
 		}
 	}
 }
 
 /* --- indexer ------------------------------------------------------------- */
+
+/* Held by whoever uses the GPU in this part: alone by those that meet. */
+static std::shared_mutex gpu;
 
 static void
 quant_case(uint32_t rows, uint32_t heads, bool had, bool pow2, uint64_t salt)
@@ -307,6 +339,7 @@ quant_case(uint32_t rows, uint32_t heads, bool had, bool pow2, uint64_t salt)
 		    exp2((double)(i / 128 % 5) * 3 - 6));
 	for (auto &x : w)
 		x = (float)g.normal();
+	std::shared_lock<std::shared_mutex> shared(gpu);
 	Buf<uint16_t> dq(q);
 	Buf<float> dw(w), wo(n);
 	Buf<uint8_t> q8(n * 128);
@@ -314,7 +347,7 @@ quant_case(uint32_t rows, uint32_t heads, bool had, bool pow2, uint64_t salt)
 	    (float)(pow(heads, -0.5) * pow(128, -0.5)), had, pow2 };
 	q8.poison();
 	wo.poison();
-	CALL(dcpg_index_quant(&a, nullptr));
+	CALL(dcpg_index_quant(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	std::vector<uint8_t> h8 = q8.get();
 	std::vector<float> hw = wo.get();
@@ -384,6 +417,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 		x = to_e4m3(g.normal() * 100);
 	for (auto &x : w)
 		x = (float)g.normal() / 448;
+	std::shared_lock<std::shared_mutex> shared(gpu);
 	Buf<uint8_t> dq(q8), dk(keys);
 	Buf<float> dw(w), ds(ks), score((size_t)rows * stride);
 	Buf<uint32_t> dt(table), da(at), dl(len), hist(rows * DCPG_BINS);
@@ -391,7 +425,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 	    score.d, hist.d, rows, heads, stride, max, P };
 	score.poison();
 	CHECK(cudaMemset(hist.d, 0, hist.n * 4));
-	CALL(dcpg_index_score(&a, nullptr));
+	CALL(dcpg_index_score(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	std::vector<float> hs = score.get();
 	std::vector<uint32_t> hh = hist.get(), ref(hist.n);
@@ -468,7 +502,7 @@ better(const std::vector<float> &s, uint32_t a, uint32_t b)
 }
 
 /* Ranks on one GPU that meet by flags: a stream each. What waits for each other
- * must fit on it together. */
+ * must fit on it together, and no other thread's call may come between. */
 struct Peers {
 	Buf<uint32_t> words;
 	struct dcpg_stuck *stuck;
@@ -558,6 +592,12 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		std::sort(order.begin(), order.end());
 		want[r] = order;
 	}
+	std::shared_lock<std::shared_mutex> shared(gpu, std::defer_lock);
+	std::unique_lock<std::shared_mutex> alone(gpu, std::defer_lock);
+	if (peers)
+		alone.lock();
+	else
+		shared.lock();
 	Buf<uint32_t> dt(table), da(at), offered(D * rows), total(lens);
 	/* [at rank][of rank][rows] */
 	Buf<uint64_t> offers((size_t)D * D * rows * cap);
@@ -624,12 +664,13 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		struct dcpg_select x = of(d);
 
 		x.clear = nullptr;
-		CALL(dcpg_select_offer(&x, nullptr));
+		CALL(dcpg_select_offer(&x, STREAM));
 	}
 	CHECK(cudaDeviceSynchronize());
 	std::vector<struct dcpg_window> hw = windows.get();
+	std::vector<uint32_t> ho = offered.get();
 	for (uint32_t i = 0; D > 1 && !peers && i < D * rows; i++) {
-		uint32_t n = offered.get()[i], d = i / rows;
+		uint32_t n = ho[i], d = i / rows;
 		uint32_t told = hw[((size_t)d * D + d) * rows + i % rows].n;
 
 		spill |= told > cap;
@@ -637,7 +678,7 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	}
 	for (uint32_t d = 0; d < D; d++) {
 		struct dcpg_select x = of(d);
-		cudaStream_t st = peers ? peers->stream[d] : nullptr;
+		cudaStream_t st = peers ? peers->stream[d] : STREAM;
 
 		if (peers)
 			delay(st, g.below(3) * 20000);
@@ -737,21 +778,21 @@ index_tests(void)
 	static const uint32_t lens[] = { 1, 2, 63, 64, 65, 300, 2047, 2048,
 	    2049, 8192, 20000, 131072 };
 	static const uint32_t ks[] = { 1, 5, 256, 2048 };
-	std::map<uint32_t, Peers *> peers;
+	std::map<uint32_t, Peers *> peers;	/* to the program's end */
 	uint64_t salt = 0;
 
 	for (uint32_t D = 2; D <= 8; D *= 2)
 		peers[D] = new Peers(D);
 
 	for (uint32_t h = 8; h <= 64; h *= 2) {
-		quant_case(brief ? 2 : 5, h, h % 16 != 0, h > 16, ++salt);
-		quant_case(brief ? 2 : 5, h, h % 16 == 0, h <= 16, ++salt);
+		CASE(quant_case(brief ? 2 : 5, h, h % 16 != 0, h > 16, salt));
+		CASE(quant_case(brief ? 2 : 5, h, h % 16 == 0, h <= 16, salt));
 		for (uint32_t D = 1; D <= 64; D *= brief ? 8 : 2)
-			score_case(3, h, brief ? 130 : 1300, D, ++salt);
+			CASE(score_case(3, h, brief ? 130 : 1300, D, salt));
 	}
 	if (!brief) {
-		score_case(1, 64, 131072, 1, ++salt);
-		score_case(40, 32, 2049, 8, ++salt);
+		CASE(score_case(1, 64, 131072, 1, salt));
+		CASE(score_case(40, 32, 2049, 8, salt));
 	}
 	for (uint32_t L : lens)
 		for (uint32_t k : ks)
@@ -760,30 +801,31 @@ index_tests(void)
 					if (brief && (L > 2049 || kind % 4 ||
 					    D == 4 || k == 5))
 						continue;
-					select_case(L > 9000 ? 2 : 5, L, k, D,
-					    kind, 4096, ++salt);
-					if (D > 1)
-						select_case(L > 9000 ? 2 : 5,
-						    L, k, D, kind, 4096,
-						    ++salt, peers[D]);
+					uint32_t n = L > 9000 ? 2 : 5;
+					Peers *by = peers[D];
+
+					CASE(select_case(n, L, k, D, kind,
+					    4096, salt));
+					if (by != nullptr)
+						CASE(select_case(n, L, k, D,
+						    kind, 4096, salt, by));
 				}
-	select_case(3, 4000, 100, 2, 1, 64, ++salt);
+	CASE(select_case(3, 4000, 100, 2, 1, 64, salt));
 	for (int kind = 0; kind < KINDS; kind++) {
 		uint32_t D = kind % 2 ? 2 : 8;
 
-		select_case(3, 9000, 2048, D, kind, 16, ++salt);
-		select_case(3, 9000, 2048, D, kind, 16, ++salt, peers[D]);
+		CASE(select_case(3, 9000, 2048, D, kind, 16, salt));
+		CASE(select_case(3, 9000, 2048, D, kind, 16, salt,
+		    peers.at(D)));
 	}
-	select_case(24, 30000, 2048, 2, 0, 2048, ++salt, peers[2]);
+	CASE(select_case(24, 30000, 2048, 2, 0, 2048, salt, peers.at(2)));
 	if (!brief) {
-		select_case(2, 163905, 2048, 1, 0, 1024, ++salt);
-		select_case(2, 600001, 2048, 2, 0, 1024, ++salt);
+		CASE(select_case(2, 163905, 2048, 1, 0, 1024, salt));
+		CASE(select_case(2, 600001, 2048, 2, 0, 1024, salt));
 	}
-	select_case(130, 3000, 512, 1, 0, 4096, ++salt);
-	select_case(40, 40000, 2048, 4, 0, 4096, ++salt);
+	CASE(select_case(130, 3000, 512, 1, 0, 4096, salt));
+	CASE(select_case(40, 40000, 2048, 4, 0, 4096, salt));
 	select_alone();
-	for (auto &p : peers)
-		delete p.second;
 }
 
 /* --- outputs to values --------------------------------------------------- */
@@ -833,7 +875,7 @@ value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
 	a.values = values;
 	a.rank = rank;
 	a.ranks = D;
-	CALL(dcpg_value(&a, nullptr));
+	CALL(dcpg_value(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	std::vector<uint16_t> got = y.get();
 	std::vector<double> worst(rows);
@@ -893,33 +935,30 @@ value_tests(void)
 	for (uint32_t rows : { 1u, 3u, 16u, 17u, 64u })
 		for (uint32_t D : { 1u, 2u, 4u, 5u, 8u })
 			if (!brief || rows * D < 20)
-				value_case(rows, D == 8 ? 2 : 8, D,
-				    rows == 3 ? 256 : 128, ++salt);
+				CASE(value_case(rows, D == 8 ? 2 : 8, D,
+				    rows == 3 ? 256 : 128, salt));
 	if (!brief)
-		value_case(32, 64, 2, 128, ++salt);
+		CASE(value_case(32, 64, 2, 128, salt));
 }
 
 int
 main(int argc, char **argv)
 {
-	const char *part = "";
+	const char *wanted = "";
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
 
 	if (argc > 1)
 		seed = strtoull(argv[1], nullptr, 0);
 	brief = argc > 2 && strcmp(argv[2], "short") == 0;
 	if (argc > 2 + brief)
-		part = argv[2 + brief];
+		wanted = argv[2 + brief];
 	CALL(dcpg_init());
-	if (*part == '\0' || strcmp(part, "attend") == 0)
-		attend_tests();
-	if (*part == '\0' || strcmp(part, "index") == 0)
-		index_tests();
-	if (*part == '\0' || strcmp(part, "rows") == 0)
-		rows_tests();
-	if (*part == '\0' || strcmp(part, "experts") == 0)
-		experts_tests();
-	if (*part == '\0' || strcmp(part, "value") == 0)
-		value_tests();
+	part("attend", wanted, attend_tests);
+	part("index", wanted, index_tests);
+	part("rows", wanted, rows_tests);
+	part("experts", wanted, experts_tests);
+	part("value", wanted, value_tests);
 	printf("kernel_test: %d cases, %d failed (seed %llu)\n", cases,
 	    failures, (unsigned long long)seed);
 	return failures ? 1 : 0;

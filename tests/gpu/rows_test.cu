@@ -81,8 +81,8 @@ rows_case(const RowsCase &c, uint64_t salt)
 	a.chunk = c.chunk;
 	score.poison();
 	hist.poison();
-	CALL(dcpg_index_rows(&a, nullptr));
-	CALL(dcpg_index_count(&a, nullptr));
+	CALL(dcpg_index_rows(&a, STREAM));
+	CALL(dcpg_index_count(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	std::vector<float> hs = score.get();
 	std::vector<uint32_t> hh = hist.get(), ref(hist.n);
@@ -142,26 +142,29 @@ rows_tests(void)
 		RowsCase c = { 37, h, brief ? 400u : 1300u, 64, 1, 0, 16,
 		    true };
 
-		rows_case(c, ++salt);
+		CASE(rows_case(c, salt));
 		c.page_rows = 8;
 		c.q_step = 3;
 		c.dense = false;
 		c.chunk = 512;
 		c.least = 256;
-		rows_case(c, ++salt);
+		CASE(rows_case(c, salt));
 	}
 	for (uint32_t n : odd)
 		for (uint32_t h = 16; h <= 64 && !brief; h *= 2) {
 			RowsCase c = { n < 100 ? 70u : 9u, h, n, 0, 2, 0, 0,
 			    n % 2 == 0 };
 
-			rows_case(c, ++salt);
+			CASE(rows_case(c, salt));
 			c.rows = 1;
 			c.page_rows = 16;
-			rows_case(c, ++salt);
+			CASE(rows_case(c, salt));
 		}
 	if (!brief) {
-		rows_case({ 600, 64, 2500, 1, 1, 2048, 0, true }, ++salt);
-		rows_case({ 3, 32, 20000, 64, 8, 0, 0, true }, ++salt);
+		RowsCase wide = { 600, 64, 2500, 1, 1, 2048, 0, true };
+		RowsCase deep = { 3, 32, 20000, 64, 8, 0, 0, true };
+
+		CASE(rows_case(wide, salt));
+		CASE(rows_case(deep, salt));
 	}
 }
