@@ -217,21 +217,28 @@ dcpg_pushes_q(const dcpk_ctx *c)
 	    q_bytes(c) % 16 == 0;
 }
 
-/* A rank puts its q where its group reads it, and meets there (lane 1). */
+/* Where this rank's q stands in its own qg. */
+bf16 *
+dcpg_own_q(const dcpk_ctx *c, const dcpg_rank *r)
+{
+	return r->qg + r->dr * (q_bytes(c) / sizeof(bf16));
+}
+
+/* A rank puts its q where its peers read it, and meets there (lane 1). */
 int
 dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
 {
 	struct dcpg_peer p = dcpg_peer_of(c, r, 1);
 	struct dcpg_push a = {};
 
-	a.from = r->q;
-	a.n = c->D;
+	a.from = dcpg_own_q(c, r);
 	a.rows = c->rows;
-	a.bytes = a.from_step = q_bytes(c);
-	a.to_step = c->D * a.bytes;
+	a.bytes = q_bytes(c);
+	a.from_step = a.to_step = c->D * a.bytes;
 	for (uint32_t e = 0; e < c->D; e++)
-		a.to[e] = (char *)c->r[r->group * c->D + e].qg +
-		    r->dr * a.bytes;
+		if (e != r->dr)
+			a.to[a.n++] = (char *)c->r[r->group * c->D + e].qg +
+			    r->dr * a.bytes;
 	return dcpg_peer_push(&p, &a, r->st) == 0 ? 0 :
 	    dcpg_ok(cudaErrorLaunchFailure, "push of q");
 }

@@ -288,7 +288,8 @@ enum { QUERY_THREADS = 256 };
 struct query_args {
 	const uint32_t *own;
 	const bf16 *qh;		/* [m][heads][n+r] */
-	bf16 *q;		/* [m][heads][c+r] */
+	bf16 *q;		/* [m][heads][c+r], rows q_step apart */
+	uint32_t q_step;
 	const float *cos, *sin;
 	uint32_t heads, n, r, c;
 	/* indexer */
@@ -314,7 +315,7 @@ rope_queries(const __grid_constant__ query_args a)
 		return;
 	const __nv_bfloat162 *x = (const __nv_bfloat162 *)(a.qh +
 	    ((size_t)j * a.heads + h) * (a.n + a.r) + a.n);
-	bf16 *y = a.q + ((size_t)j * a.heads + h) * (a.c + a.r) + a.c;
+	bf16 *y = a.q + (size_t)j * a.q_step + h * (a.c + a.r) + a.c;
 	float cs = a.cos[(size_t)i * half + p];
 	float sn = a.sin[(size_t)i * half + p];
 	float2 v = __bfloat1622float2(x[p]);
@@ -489,7 +490,8 @@ store(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	return DCPG_LAUNCHED("store_rows");
 }
 
-/* q of the heads of this pass, absorbed */
+/* q of the heads of this pass, absorbed; where it is pushed, in this rank's
+ * place among its group's */
 static int
 queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
@@ -497,7 +499,8 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	dcpg_layer *l = &r->layer[layer];
 	uint32_t heads = c->prefill ? c->Hp : c->Hr, qd = m->nope + m->rope;
 	uint32_t h0 = c->prefill ? 0 : r->cp * c->Hr;	/* decode slice */
-	uint32_t ld = m->kv_lora + m->rope;
+	uint32_t ld = m->kv_lora + m->rope, step = heads * ld;
+	bf16 *q = r->q;
 	dcpg_mat qb = l->q_b;
 	dcpg_prod p = {};
 	query_args a = {};
@@ -505,18 +508,22 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 
 	if (r->m == 0)
 		return 0;
+	if (dcpg_pushes_q(c)) {
+		q = dcpg_own_q(c, r);
+		step = c->D * c->Hr * ld;
+	}
 	qb.w += (size_t)h0 * qd * m->q_lora;	/* FP8: h0 is 0, see keep.h */
 	qb.n = heads * qd;
 	rc = linear(c, r, &qb, r->qr16, r->qh, false, qb.n);
 	p.w = l->uk.w + (size_t)h0 * m->kv_lora * m->nope;
 	p.x = r->qh;
-	p.y = r->q;
+	p.y = q;
 	p.m = r->m;
 	p.n = m->kv_lora;
 	p.k = m->nope;
 	p.ldw = m->nope;
 	p.ldx = heads * qd;
-	p.ldy = heads * ld;
+	p.ldy = step;
 	p.batch = heads;
 	p.sw = (int64_t)m->kv_lora * m->nope;
 	p.sx = qd;
@@ -524,7 +531,8 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	rc |= dcpg_product(r, &p);
 	a.own = r->own;
 	a.qh = r->qh;
-	a.q = r->q;
+	a.q = q;
+	a.q_step = step;
 	a.cos = r->cos;
 	a.sin = r->sin;
 	a.heads = heads;
