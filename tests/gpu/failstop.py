@@ -52,7 +52,7 @@ def run(what, fault, args, seconds, lines):
     end = time.monotonic() + seconds
     while time.monotonic() < end and d.p.poll() is None:
         time.sleep(0.2)
-    rc, log = d.p.poll(), d.tail(1 << 20)
+    rc, log = d.p.poll(), d.tail(5000)
     said = all(x in log for x in lines)
     ok = said and rc not in (None, 0)
     check(ok, f"{what}: status {rc}, said {said}", log)
