@@ -241,9 +241,10 @@ fill(struct dummy *d, const struct dcpd_wform *f, struct dcpk_weight *w,
 		break;
 	}
 	s = ~s;		/* not the stream of the values */
+	spread /= rms_of(f->fmt);
 	for (i = 0; i < scales; i++)
-		scale[i] = spread / rms_of(f->fmt) *
-		    (0.5f + (float)(next(&s) >> 40) * 0x1p-24f);
+		scale[i] = spread * (0.5f + (float)(next(&s) >> 40) *
+		    0x1p-24f);
 	w->scale = scale;
 }
 
