@@ -142,6 +142,7 @@ bool call_is_gone(const struct call *);
 enum {
 	ROUTE_PUBLIC = 1 << 0,	/* no API key */
 	ROUTE_PREFIX = 1 << 1,	/* the path ends in '/', more may follow */
+	ROUTE_STREAM = 1 << 2,	/* has no end: nothing but its head to HEAD */
 };
 
 struct route {

@@ -18,7 +18,7 @@
 /* More specific paths go before the prefix that covers them. */
 const struct route routes[] = {
 	{ "GET", "/", ROUTE_PUBLIC, page_index, NULL },
-	{ "GET", "/live", 0, live_stream, NULL },
+	{ "GET", "/live", ROUTE_STREAM, live_stream, NULL },
 	{ "GET", "/metrics", 0, metrics, NULL },
 	{ "GET", "/health", ROUTE_PUBLIC, health, NULL },
 	{ "POST", "/v1/chat/completions", 0, chat_completions, NULL },
@@ -232,7 +232,10 @@ routes_dispatch(struct call *call)
 	}
 	if (r != NULL) {
 		call->rest = call->path + strlen(r->path);
-		r->fn(call);
+		if (r->flags & ROUTE_STREAM && strcmp(method, "HEAD") == 0)
+			call_reply(call, 200, "text/event-stream", NULL, 0);
+		else
+			r->fn(call);
 		return;
 	}
 	if (other != NULL) {

@@ -120,7 +120,8 @@ own_words(int status)
 		    "more than 16 KiB, or Content-Length beside "
 		    "Transfer-Encoding";
 	case 413:
-		return "the body is larger than 32 MiB";
+		return "the body is larger than 32 MiB, or the size of a chunk "
+		    "cannot be read";
 	case 417:
 		return "Expect: only 100-continue is known";
 	case 501:
@@ -529,14 +530,19 @@ call_new(struct conn *c, struct evhttp_request *req)
 	const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
 	const char *path = uri != NULL ? evhttp_uri_get_path(uri) : NULL;
 	struct call *call = calloc(1, sizeof *call);
+	size_t n = 0, i;
 
 	if (call == NULL)
 		return NULL;
-	call->path = evhttp_uridecode(path != NULL ? path : "", 0, NULL);
+	call->path = evhttp_uridecode(path != NULL ? path : "", 0, &n);
 	if (call->path == NULL) {
 		free(call);
 		return NULL;
 	}
+	/* "/health%00" is not "/health". */
+	for (i = 0; i < n; i++)
+		if (call->path[i] == '\0')
+			call->path[i] = '?';
 	call->http = c->server->http;
 	call->conn = c;
 	call->req = req;
@@ -588,6 +594,12 @@ server_method(const struct call *call)
 		return "POST";
 	case EVHTTP_REQ_OPTIONS:
 		return "OPTIONS";
+	case EVHTTP_REQ_PUT:
+		return "PUT";
+	case EVHTTP_REQ_DELETE:
+		return "DELETE";
+	case EVHTTP_REQ_PATCH:
+		return "PATCH";
 	default:
 		return "?";
 	}
@@ -669,6 +681,24 @@ release(struct call *call)
 	enter(c, C_WRITING);
 }
 
+/*
+ * evhttp sends the body of an answer to HEAD, without its length: the next
+ * answer on the connection would be read wrong.
+ */
+static size_t
+without_body(struct call *call, size_t len)
+{
+	char s[24];
+
+	if (evhttp_request_get_command(call->req) != EVHTTP_REQ_HEAD)
+		return len;
+	if (len > 0) {
+		snprintf(s, sizeof s, "%zu", len);
+		server_set_header(call, "Content-Length", s);
+	}
+	return 0;
+}
+
 void
 server_reply(struct call *call, int status, const char *body, size_t len)
 {
@@ -680,6 +710,7 @@ server_reply(struct call *call, int status, const char *body, size_t len)
 		return;
 	}
 	b = evhttp_request_get_output_buffer(req);
+	len = without_body(call, len);
 	if (len > 0 && evbuffer_add(b, body, len) != 0)
 		status = 500;
 	release(call);

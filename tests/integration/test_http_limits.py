@@ -427,10 +427,19 @@ def unknown_paths_and_methods(d):
     status, h, body = d.ask("GET", "/v1/completions")
     assert status == 405 and h["allow"] == "POST"
     error(body)
+    status, h, body = d.ask("PUT", "/health")
+    assert status == 405 and "not PUT" in error(body)["message"]
+    for path in ("/health%00", "/health%00x", "/%00/health"):
+        assert d.ask("GET", path)[0] == 404, path
     with Raw(d.port) as s:
-        s.send(request("HEAD", "/health") + request("GET", "/health"))
-        assert s.answer(no_body=True)[0] == 200
-        assert s.answer()[2] == b'{"status":"ready"}'
+        for path in ("/health", "/v1/models", "/metrics", "/", "/live",
+                     "/nowhere"):
+            s.send(request("HEAD", path) + request("GET", "/health"))
+            status, h, _ = s.answer(no_body=True)
+            assert status == (404 if path == "/nowhere" else 200)
+            if path != "/live":
+                assert int(h["content-length"]) > 0
+            assert s.answer()[2] == b'{"status":"ready"}', path
         s.send(request("BREW", "/health"))
         assert 400 <= s.head()[0] <= 501
 

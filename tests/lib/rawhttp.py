@@ -78,6 +78,7 @@ class Raw:
 
     def head(self):
         lines = self.until(b"\r\n\r\n").decode().split("\r\n")
+        assert lines[0].startswith("HTTP/1."), lines[0]
         headers = {k.lower(): v for k, v in
                    (line.split(": ", 1) for line in lines[1:])}
         return int(lines[0].split()[1]), headers
