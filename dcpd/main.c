@@ -30,7 +30,7 @@
 #include "dcpd/reload.h"
 
 #define TICK_MS 100	/* how soon a failed engine or an idle drain is seen */
-#define HEAR_S 5.0	/* the clients of a failed engine are told */
+#define HEAR_S 5.0	/* the clients of what is cut short are told */
 #define LARGE_BLOCK (128 << 10)	/* bytes; from here on its own mapping */
 #define FORCE_S 10	/* an orderly end may take so long after the drain */
 
@@ -202,10 +202,12 @@ drain(struct dcpd_daemon *d, struct dcpd_err *err)
 	while (!dcpd_sched_idle(d->sched) && sig.count < 2 &&
 	    dcpd_now() < end && !dcpd_sched_failed(d->sched, NULL))
 		turn(d);
-	if (!dcpd_sched_failed(d->sched, err) && !dcpd_sched_idle(d->sched))
+	if (!dcpd_sched_failed(d->sched, err) && !dcpd_sched_idle(d->sched)) {
 		dcpd_log(LOG_WARNING, "%s: cancelling what still runs",
 		    sig.count > 1 ? "second signal" :
 		    "--drain-timeout is over");
+		dcpd_sched_end(d->sched);
+	}
 }
 
 /* The text workers tell each client why; then nothing is left to run. */
@@ -244,6 +246,9 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 		drain(d, err);
 	if (dcpd_thread_start(&t, force_main, NULL) == 0)
 		pthread_detach(t);
+	/* While the plugins are there to pass it on. */
+	if (err->code == 0)
+		let_them_hear(d);
 	return err->code;
 }
 

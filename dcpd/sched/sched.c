@@ -194,8 +194,8 @@ may_enter(struct dcpd_sched *s, const struct dcpd_submit *sub,
 	if (s->failed)
 		return dcpd_fail(err, -EIO, "the engine failed: %s",
 		    s->fail.text);
-	if (s->stopping || s->draining)
-		return dcpd_fail(err, -ESHUTDOWN, "%s", s->stopping ?
+	if (s->ending || s->draining)
+		return dcpd_fail(err, -ESHUTDOWN, "%s", s->ending ?
 		    STOPPING_TEXT : "the daemon is draining: it takes no new "
 		    "requests");
 	if (s->n_live - s->n_run >= s->c.queue_max)
@@ -397,7 +397,7 @@ sweep(struct dcpd_sched *s)
 {
 	static const struct dcpd_err bye = { -ESHUTDOWN, STOPPING_TEXT };
 	const struct dcpd_err *all = s->failed ? &s->fail :
-	    s->stopping ? &bye : NULL;
+	    s->ending ? &bye : NULL;
 	uint64_t now = dcpd_now_ns(), next = UINT64_MAX;
 
 	if (all == NULL && now < s->next_deadline) {
@@ -685,13 +685,23 @@ dcpd_sched_start(const struct dcpd_sched_config *c, struct dcpd_sched **out,
 }
 
 void
+dcpd_sched_end(struct dcpd_sched *s)
+{
+	DCPD_CHECK(s, SCHED_MAGIC);
+	pthread_mutex_lock(&s->lock);
+	s->ending = true;
+	dcpd_sched_kick(s);
+	pthread_mutex_unlock(&s->lock);
+}
+
+void
 dcpd_sched_stop(struct dcpd_sched *s)
 {
 	if (s == NULL)
 		return;
 	DCPD_CHECK(s, SCHED_MAGIC);
 	pthread_mutex_lock(&s->lock);
-	s->stopping = true;
+	s->ending = s->stopping = true;
 	dcpd_sched_kick(s);
 	pthread_mutex_unlock(&s->lock);
 	pthread_join(s->thread, NULL);

@@ -86,6 +86,8 @@ json_t *dcpd_sched_requests(struct dcpd_sched *);
 json_t *dcpd_sched_page_map(struct dcpd_sched *);
 int dcpd_sched_cancel(struct dcpd_sched *, uint64_t id);
 void dcpd_sched_drain(struct dcpd_sched *, bool on);	/* refuse new ones */
+/* Every live request gets an ERROR, new ones are refused; for good. */
+void dcpd_sched_end(struct dcpd_sched *);
 /* As in the config, from now on. */
 void dcpd_sched_limits(struct dcpd_sched *, uint32_t queue_max,
     uint32_t max_requests_uid);
@@ -108,7 +110,7 @@ int dcpd_sched_pin(struct dcpd_sched *, const uint32_t *tokens, uint32_t n,
 int dcpd_sched_unpin(struct dcpd_sched *, uint64_t id /* 0: all */,
     uint32_t *pages, struct dcpd_err *);
 /*
- * Every live request gets an ERROR; joins, frees. After ipc, which calls in
+ * As dcpd_sched_end; joins, frees. After ipc, which calls in
  * here, has stopped, and before the text pool, which this waits for.
  */
 void dcpd_sched_stop(struct dcpd_sched *);

@@ -205,7 +205,7 @@ struct dcpd_sched {
 	uint64_t next_deadline;		/* [lock] ns, UINT64_MAX = none */
 	uint64_t retry_at;		/* [lock] ns; a quota may have room */
 	uint64_t seq;			/* [lock] */
-	bool draining, stopping;	/* [lock] */
+	bool draining, ending, stopping; /* [lock] */
 	pthread_mutex_t grams_lock;	/* only for the next */
 	struct dcpd_grams *grams;	/* made when first asked for */
 	bool failed;			/* [step] */

@@ -131,21 +131,29 @@ def sigterm_lets_streams_finish(_):
         assert d.p.wait(60) == 0, d.tail()
 
 
-def a_second_sigterm_ends_them(_):
-    with Configured({}, *NULL, "--null-step-us", 3000, "--drain-timeout",
-                    600) as d:
-        with Raw(d.port) as s:
-            s.send(request("POST", COMP, FOREVER))
-            s.head()
-            d.p.send_signal(signal.SIGTERM)
-            suite.until(lambda: health(d) == (503, "draining"), "no drain")
-            d.p.send_signal(signal.SIGTERM)
-            try:
-                while True:
-                    s.more()
-            except Closed:
-                pass
-            assert d.p.wait(60) == 0, d.tail()
+def who_is_cut_short_hears_why(_):
+    """By a second SIGTERM, and by the end of the drain's time."""
+    for seconds, signals in ((600, 2), (1, 1)):
+        with Configured({}, *NULL, "--null-step-us", 3000, "--drain-timeout",
+                        seconds) as d:
+            with Raw(d.port) as s, Raw(d.port) as whole:
+                whole.send(request("POST", COMP, dict(FOREVER, stream=False)))
+                s.send(request("POST", COMP, FOREVER))
+                s.head()
+                suite.until(lambda: live(d) == 2, "they do not run")
+                d.p.send_signal(signal.SIGTERM)
+                suite.until(lambda: health(d) == (503, "draining"),
+                            "no drain")
+                if signals > 1:
+                    d.p.send_signal(signal.SIGTERM)
+                said = events(b"".join(iter(s.chunk, b"")))
+                assert said[-1] == (None, "[DONE]")
+                error = json.loads(said[-2][1])["error"]
+                assert error["code"] == "draining", error
+                code, headers, body = whole.answer()
+                assert code == 503 and headers["retry-after"] == "1"
+                assert json.loads(body)["error"]["code"] == "draining"
+                assert d.p.wait(60) == 0, d.tail()
 
 
 def sigkill_is_seen_at_once(_):
@@ -298,7 +306,7 @@ def abort_and_resend_keeps_the_prefix(_):
 
 suite.run(None, killed_clients_leave_nothing,
           a_cancelled_prefill_frees_the_way, sigterm_lets_streams_finish,
-          a_second_sigterm_ends_them, sigkill_is_seen_at_once,
+          who_is_cut_short_hears_why, sigkill_is_seen_at_once,
           health_while_it_loads, health_in_a_long_prefill,
           a_step_that_hangs_is_said, an_engine_that_fails_in_mid_stream,
           aborted_answers_say_so, abort_and_resend_keeps_the_prefix)
