@@ -59,16 +59,4 @@ dcpk_fp8_bytes(uint64_t n, uint64_t k)
 	return n * k + (n + 127) / 128 * dcpk_fp8_scale_ld((uint32_t)k) * 4;
 }
 
-/*
- * Where column k of an FP8 expert's row stands: the order in which a thread of
- * experts.cu needs them, so that it reads 16 bytes at once. Columns 2i and
- * 2i + 1 stay together, and all stay within their 128.
- */
-static inline uint32_t
-dcpk_e4m3_at(uint32_t k)
-{
-	return k / 128 * 128 + (k % 8 / 2 * 2 + k / 64 % 2) * 16 +
-	    k / 16 % 4 * 4 + k / 8 % 2 * 2 + k % 2;
-}
-
 #endif

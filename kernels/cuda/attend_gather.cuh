@@ -190,7 +190,7 @@ gather(const Args &a, const Team &team, uint32_t smem)
 				next = list[min((i + 2) * KEYS + me, n - 1)];
 		}
 		if (i >= S::stages)
-			mbar_wait_idle(empty + s * 8, turn ^ 1);
+			mbar_wait(empty + s * 8, turn ^ 1);
 		if (threadIdx.x % 128 == 0)
 			mbar_expect(bar, fill * S::row);
 		if (lane / 16 == i % 2 && at < fill &&

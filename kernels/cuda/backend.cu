@@ -317,6 +317,10 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->x8_scale = TAKE(M * (k / 128), float);
 		r->side_x8 = TAKE(M * k, uint8_t);
 		r->side_x8_scale = TAKE(M * (k / 128), float);
+		r->h8 = TAKE(M * m->hidden, uint8_t);
+		r->h8_scale = TAKE((M + 3) * (m->hidden / 128), float);
+		r->e8 = TAKE(wide, uint8_t);
+		r->e8_scale = TAKE((slots + 3) * (moe / 128), float);
 	}
 	r->cos = TAKE(M * m->rope / 2, float);
 	r->sin = TAKE(M * m->rope / 2, float);

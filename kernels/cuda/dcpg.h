@@ -165,22 +165,28 @@ uint32_t dcpg_expert_tiles(uint32_t rows, uint32_t each, uint32_t experts,
     uint32_t tile);
 
 /*
- * For each slot s of expert e: y16[s] = silu(x w[e]^T) * (x w2[e]^T) where w2
- * is not NULL, else y[s] = x w[e]^T; x is row slot_row[s], or s.
+ * For each slot s of expert e: y[s] = silu(x w[e]^T) * (x w2[e]^T) where w2 is
+ * not NULL, else y[s] = x w[e]^T; x is row slot_row[s], or s. Without tile_e
+ * there is one matrix, and slots are rows: a linear layer of few rows.
  */
 struct dcpg_experts {
-	const void *x;		/* [..][k] bf16 */
+	const void *x;		/* [..][k] bf16; fp8: e4m3 */
+	const float *x_scale;	/* fp8: [k / 128][x_scale_ld], by row of x */
+	uint32_t x_scale_ld;
 	const uint32_t *slot_row;	/* NULL: x is by slot */
 	const void *w, *w2;	/* [experts][n][k] bf16; fp8: each expert's e4m3,
-				   columns as dcpk_e4m3_at, then its scales */
+				   then its scales (keep.h) */
+	const float *scale, *scale2;	/* fp8, one matrix: where these are
+				   elsewhere, or NULL */
 	const uint32_t *first, *tile0, *tile_e;	/* of dcpg_slots */
 	uint32_t rows, each, experts, n, k;
 	bool fp8;
 	bool early;		/* the kernel before this one on the stream ran
 				   behind dcpg_slots: weights may be fetched
 				   while it still runs */
-	void *y16;		/* [slots][n] bf16, or */
-	float *y;		/* [slots][n] */
+	void *y16;		/* [slots][y_ld] bf16, or, without w2, */
+	float *y;		/* [slots][y_ld] */
+	uint32_t y_ld;		/* 0: n */
 	/* 0: chosen. Tests and the benchmark force them. */
 	uint32_t shape;		/* 1 + index; slots' tile is of the same */
 	uint32_t split;		/* 1, 2, 4, 8: blocks that share the columns */

@@ -48,8 +48,7 @@ struct dcpg_layer {		/* of one rank */
 	dcpg_mat gate, up, down;
 	bf16 *e_gate, *e_up;	/* [E][moe slice][hidden] */
 	bf16 *e_down;		/* [E][hidden][moe slice] */
-	/* of the three: e4m3, each expert's scales behind it (keep.h);
-	 * columns as dcpk_e4m3_at */
+	/* of the three: e4m3, each expert's scales behind it (keep.h) */
 	bool e_gate8, e_up8, e_down8;
 	uint32_t e_loaded, e_slice;
 	dcpg_mat s_gate, s_up, s_down;
@@ -130,6 +129,8 @@ struct dcpg_rank {
 	float *x8_scale;	/* [k / 128][m, to a multiple of 4] */
 	uint8_t *side_x8;	/* the same, of the side stream */
 	float *side_x8_scale;
+	uint8_t *h8, *e8;	/* experts' x: h, and a16 by slot */
+	float *h8_scale, *e8_scale;
 	float *cos, *sin;	/* [M][rope/2] */
 	uint32_t *eid;		/* [M*K] */
 	float *ew;		/* [M*K] */
@@ -318,6 +319,11 @@ struct dcpg_prod {
 	int64_t sw, sx, sy;		/* strides between them, elements */
 };
 int dcpg_product(dcpg_rank *r, const dcpg_prod *p);
+/* y and scale: e4m3 of x [m][k], a scale for each row and 128 columns, those of
+ * a column block side by side, m to a multiple of four of them; rows that fill
+ * up are zero. k: a multiple of 128, ldx of 4. */
+int dcpg_quantise(const bf16 *x, uint32_t m, uint32_t k, uint32_t ldx,
+    bool pow2, uint8_t *y, float *scale, cudaStream_t st);
 void dcpg_product_forget(void);
 
 /* attend_op.cu: q to the group's ranks in decode */

@@ -13,10 +13,12 @@
  * whoever else is in the batch; in how many parts follows from the number of
  * rows.
  *
- * e4m3: a stage is 128 columns, so one scale for each 64 rows. A thread makes
- * bf16 of 16 adjacent bytes (dcpk_e4m3_at put its elements there) and
- * multiplies from registers: the same products in the same order as with
- * matrices expanded to bf16 before.
+ * e4m3 times e4m3: a stage is 128 columns, so one scale for each 64 rows of
+ * weights and one for each slot. The tensor cores add up a stage (they keep some
+ * 14 bits, too few for more), scaled sums are added in f32.
+ *
+ * The same kernel does linear layers of few rows in FP8 (dcpg_linear8): one
+ * matrix that all rows meet.
  *
  * Bytes that must move: the matrices of the experts that have a slot; for few
  * rows nothing else counts. Operations: 2 n k a slot (twice that for gate and
@@ -53,14 +55,14 @@ constexpr uint32_t MAX_SCALES = 512;	/* k / 128 of an FP8 matrix */
 #define ACC32(i) ACC16(i), ACC16(i + 16)
 #define ACC64(i) ACC32(i), ACC32(i + 32)
 
-/* d[64][N] += a[64][16] * b[N][16]^T of bf16, both in shared memory or a in
- * registers. */
+/* d[64][N] += a[64][16] * b[N][16]^T of bf16, or [32] columns of e4m3, where
+ * keep = 0 forgets the old d; both in shared memory. */
 template <int N> struct Wide;
 
-#define WIDE(N, ACC, R, r0, r1, r2, r3, r4)				\
+#define WIDE(N, ACC, R, r0, r1, r2)					\
 template <> struct Wide<N> {						\
 	static __device__ inline void					\
-	both(float (&d)[N / 2], uint64_t a, uint64_t b)			\
+	bf16(float (&d)[N / 2], uint64_t a, uint64_t b)			\
 	{								\
 		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"	\
 		    "wgmma.mma_async.sync.aligned.m64n" #N		\
@@ -69,20 +71,19 @@ template <> struct Wide<N> {						\
 		    : ACC : "l"(a), "l"(b));				\
 	}								\
 	static __device__ inline void					\
-	left(float (&d)[N / 2], const uint32_t *a, uint64_t b)		\
+	e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, int keep)	\
 	{								\
-		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"	\
-		    "wgmma.mma_async.sync.aligned.m64n" #N		\
-		    "k16.f32.bf16.bf16 {" R "}, {" r0 ", " r1 ", " r2	\
-		    ", " r3 "}, " r4 ", p, 1, 1, 0;\n}\n"		\
-		    : ACC : "r"(a[0]), "r"(a[1]), "r"(a[2]),		\
-		    "r"(a[3]), "l"(b));					\
+		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " r2	\
+		    ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N	\
+		    "k32.f32.e4m3.e4m3 {" R "}, " r0 ", " r1		\
+		    ", p, 1, 1;\n}\n"					\
+		    : ACC : "l"(a), "l"(b), "r"(keep));			\
 	}								\
 };
-WIDE(16, ACC8(0), REGS8, "%8", "%9", "%10", "%11", "%12")
-WIDE(32, ACC16(0), REGS16, "%16", "%17", "%18", "%19", "%20")
-WIDE(64, ACC32(0), REGS32, "%32", "%33", "%34", "%35", "%36")
-WIDE(128, ACC64(0), REGS64, "%64", "%65", "%66", "%67", "%68")
+WIDE(16, ACC8(0), REGS8, "%8", "%9", "%10")
+WIDE(32, ACC16(0), REGS16, "%16", "%17", "%18")
+WIDE(64, ACC32(0), REGS32, "%32", "%33", "%34")
+WIDE(128, ACC64(0), REGS64, "%64", "%65", "%66")
 #undef WIDE
 
 /* A box of 64 rows from (column, row) of expert e. */
@@ -133,30 +134,36 @@ struct Shape {
 	static constexpr uint32_t TILE = TILE_, WG = WG_, U = U_, RING = RING_;
 	static constexpr uint32_t BLOCKS = BLOCKS_;
 	static constexpr bool FP8 = FP8_;
-	static constexpr uint32_t COLS = FP8 ? 128 : 64;	/* of a box */
+	static constexpr uint32_t EL = FP8 ? 1 : 2;	/* bytes of one */
+	static constexpr uint32_t COLS = 128 / EL;	/* of a box */
 	static constexpr uint32_t K = U * COLS;		/* of a stage */
 	static constexpr uint32_t WORK = WG * 128;
 	static constexpr uint32_t BRING = WG == 1 ? 32 : 128;
 	static constexpr uint32_t THREADS = WORK + BRING;
 	/* P boxes of all warpgroups, then Q boxes; for each of U */
 	static constexpr uint32_t W = U * 2 * WG * BOX;
-	static constexpr uint32_t X1 = TILE * 128;	/* 64 columns of x */
-	static constexpr uint32_t X = K / 64 * X1;
+	static constexpr uint32_t X1 = TILE * 128;	/* COLS of x */
+	static constexpr uint32_t X = U * X1;
 	static constexpr uint32_t STAGE = W + X;
 	static constexpr uint32_t RED = TILE * 512;	/* of a split */
 	static constexpr uint32_t BUF = RING * STAGE > RED ? RING * STAGE : RED;
 	static constexpr uint32_t SCALES = FP8 ? 2 * WG * MAX_SCALES * 4 : 0;
-	static constexpr uint32_t SHARED = 1024 + BUF + SCALES + RING * 16;
+	static constexpr uint32_t XSCALES = FP8 ? RING * TILE * 4 : 0;
+	static constexpr uint32_t SHARED = 1024 + BUF + SCALES + XSCALES +
+	    RING * 16;
 };
 
 struct work {
-	const uint8_t *x;	/* bf16, x_ld bytes a row */
+	const uint8_t *x;	/* x_ld bytes a row */
+	const float *x_scale;	/* [k / 128][x_scale_ld] */
 	const uint32_t *slot_row, *tile_e, *tile0, *first;
 	const float *scale[2];	/* of expert 0 */
 	size_t expert_floats;	/* from one's scales to the next's */
 	__nv_bfloat16 *y16;
 	float *y;
-	uint32_t E, n, k, x_ld, scale_ld, n_tiles, split;
+	uint32_t E, n, k, x_ld, x_scale_ld, scale_ld, n_tiles, split;
+	uint32_t rows;		/* tile_e NULL: one matrix, slots are rows */
+	uint32_t y_ld;
 	bool early;
 };
 
@@ -172,14 +179,17 @@ find(const work &a, place &p)
 {
 	constexpr uint32_t rows = S::WG * (GLU ? 64 : 128), per = 128 / S::COLS;
 	uint32_t part = blockIdx.x % a.split, b = blockIdx.x / a.split;
-	uint32_t f, t, have, tiles, all = (a.k + 127) / 128;
+	uint32_t f = 0, t = b, have = a.rows, tiles, all = (a.k + 127) / 128;
 
-	p.e = a.tile_e[b / a.n_tiles];
-	if (p.e >= a.E)
-		return false;
-	f = a.first[p.e];
-	have = a.first[p.e + 1] - f;
-	t = b - a.tile0[p.e] * a.n_tiles;
+	p.e = 0;
+	if (a.tile_e != NULL) {
+		p.e = a.tile_e[b / a.n_tiles];
+		if (p.e >= a.E)
+			return false;
+		f = a.first[p.e];
+		have = a.first[p.e + 1] - f;
+		t = b - a.tile0[p.e] * a.n_tiles;
+	}
 	tiles = (have + S::TILE - 1) / S::TILE;
 	p.m0 = f + t % tiles * S::TILE;
 	p.cnt = min(S::TILE, f + have - p.m0);
@@ -214,12 +224,13 @@ bring_weights(const CUtensorMap *m0, const CUtensorMap *m1, const place &p,
 template <class S, bool GLU>
 __device__ inline void
 bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
-    const place &p, uint32_t buf, uint32_t bars)
+    const place &p, uint32_t buf, uint32_t xs, uint32_t bars)
 {
 	constexpr uint32_t PASS = S::BRING / 8, N = S::TILE / PASS;
+	constexpr uint32_t SN = (S::TILE + S::BRING - 1) / S::BRING;
 	uint32_t tid = threadIdx.x - S::WORK, chunk = tid % 8, r0 = tid / 8;
 	uint32_t n = p.s1 - p.s0;
-	const uint8_t *row[N];
+	uint32_t row[N], scale[SN];	/* numbers: registers are few here */
 
 	if (tid == 0)
 		for (uint32_t i = 0; i < n && i < S::RING; i++)
@@ -231,12 +242,17 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 	for (uint32_t i = 0; i < N; i++) {
 		uint32_t s = p.m0 + min(r0 + i * PASS, p.cnt - 1);
 
-		row[i] = a.x + (size_t)(a.slot_row ? a.slot_row[s] : s) *
-		    a.x_ld + chunk * 16;
+		row[i] = a.slot_row ? a.slot_row[s] : s;
+	}
+#pragma unroll
+	for (uint32_t i = 0; S::FP8 && i < SN; i++) {
+		uint32_t s = p.m0 + min(tid + i * S::BRING, p.cnt - 1);
+
+		scale[i] = a.slot_row ? a.slot_row[s] : s;
 	}
 	for (uint32_t i = 0, s = 0, turn = 0; i < n; i++) {
 		uint32_t at = buf + s * S::STAGE, full = bars + s * 16;
-		uint32_t k = (p.s0 + i) * S::K;
+		uint32_t k = (p.s0 + i) * S::K * S::EL + chunk * 16;
 
 		if (turn > 0) {
 			mbar_wait(full + 8, (turn - 1) & 1);
@@ -245,20 +261,26 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 				    full);
 		}
 #pragma unroll
-		for (uint32_t h = 0; h < S::K / 64; h++) {
-			bool there = k + h * 64 + chunk * 8 < a.k;
+		for (uint32_t u = 0; u < S::U; u++) {
+			bool there = k + u * 128 < a.x_ld;
 
 #pragma unroll
 			for (uint32_t j = 0; j < N; j++) {
 				uint32_t r = r0 + j * PASS;
 
 				if (r < p.cnt)
-					copy16(at + S::W + h * S::X1 + r * 128 +
-					    ((chunk ^ r % 8) * 16), there ?
-					    row[j] + (k + h * 64) * 2 : row[j],
-					    there);
+					copy16(at + S::W + u * S::X1 + r * 128 +
+					    ((chunk ^ r % 8) * 16), a.x +
+					    (size_t)row[j] * a.x_ld + (there ?
+					    k + u * 128 : 0), there);
 			}
 		}
+#pragma unroll
+		for (uint32_t j = 0; S::FP8 && j < SN; j++)
+			if (tid + j * S::BRING < S::TILE)
+				copy4(xs + (s * S::TILE + tid + j * S::BRING) *
+				    4, a.x_scale + scale[j] + (size_t)(p.s0 +
+				    i) * a.x_scale_ld);
 		mbar_arrive_copies(full);
 		if (++s == S::RING) {
 			s = 0;
@@ -268,37 +290,6 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 }
 
 /* --- multiplying --------------------------------------------------------- */
-
-/* Two e4m3 times a scale as two bf16. */
-__device__ inline uint32_t
-scaled(uint32_t two, float scale)
-{
-	uint32_t h = e4m3x2_f16x2(two);
-	float lo, hi;
-
-	asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\n"
-	    "cvt.f32.f16 %1, h;\n}\n" : "=f"(lo), "=f"(hi) : "r"(h));
-	return pack_bf16(lo * scale, hi * scale);
-}
-
-/* 64 columns of the thread's two rows: fragments of four products. */
-__device__ inline void
-fragments(uint32_t (&a)[16], uint32_t box, uint32_t half, float scale)
-{
-	uint32_t lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-	uint32_t at = box + (threadIdx.x / 32 % 4 * 16 + g) * 128 +
-	    (((2 * c + half) ^ g) * 16);
-	uint4 x = lds128(at), y = lds128(at + 8 * 128);
-	uint32_t xs[4] = { x.x, x.y, x.z, x.w }, ys[4] = { y.x, y.y, y.z, y.w };
-
-#pragma unroll
-	for (int s = 0; s < 4; s++) {
-		a[4 * s] = scaled(xs[s], scale);
-		a[4 * s + 1] = scaled(ys[s], scale);
-		a[4 * s + 2] = scaled(xs[s] >> 16, scale);
-		a[4 * s + 3] = scaled(ys[s] >> 16, scale);
-	}
-}
 
 /* A stage of bf16: one group of products. */
 template <class S, int N>
@@ -314,45 +305,76 @@ multiply(float (&p)[N / 2], float (&q)[N / 2], uint32_t at, uint32_t wg)
 
 #pragma unroll
 		for (int s = 0; s < 4; s++) {	/* 32 bytes on */
-			Wide<N>::both(p, dp + 2 * s, dx + 2 * s);
-			Wide<N>::both(q, dq + 2 * s, dx + 2 * s);
+			Wide<N>::bf16(p, dp + 2 * s, dx + 2 * s);
+			Wide<N>::bf16(q, dq + 2 * s, dx + 2 * s);
 		}
 	}
 	wg_commit();
 }
 
-/*
- * A stage of e4m3: two groups a half. The registers of a group are made again
- * when the group before the last has ended. `before` is called once, when the
- * products of the stage before have.
- */
-template <class S, int N, class F>
+/* The sums of one stage of e4m3. */
+template <int N>
 __device__ inline void
-multiply8(float (&p)[N / 2], float (&q)[N / 2], uint32_t (&ap)[16],
-    uint32_t (&aq)[16], uint32_t at, uint32_t wg, float sp, float sq, F before)
+start8(float (&d)[N / 2], uint32_t w, uint32_t x)
 {
-#pragma unroll
-	for (uint32_t h = 0; h < 2; h++) {
-		uint64_t dx = desc128(at + S::W + h * S::X1);
+	uint64_t dw = desc128(w), dx = desc128(x);
 
-		wg_wait<1>();
-		wg_ready<16>(ap);
-		fragments(ap, at + wg * BOX, h, sp);
-		wg_fence();
 #pragma unroll
-		for (int s = 0; s < 4; s++)
-			Wide<N>::left(p, ap + 4 * s, dx + 2 * s);
-		wg_commit();
-		wg_wait<1>();
-		wg_ready<16>(aq);
-		if (h == 0)
-			before();
-		fragments(aq, at + (S::WG + wg) * BOX, h, sq);
-		wg_fence();
+	for (int s = 0; s < 4; s++)	/* 32 bytes on */
+		Wide<N>::e4m3(d, dw + 2 * s, dx + 2 * s, s > 0);
+	wg_commit();
+}
+
+/* sum += d * the scales of weights and slots, whose scales are at xs. */
+template <int N>
+__device__ inline void
+add_scaled(float (&sum)[N / 2], float (&d)[N / 2], uint32_t xs, float w)
+{
+	wg_pin(d);
 #pragma unroll
-		for (int s = 0; s < 4; s++)
-			Wide<N>::left(q, aq + 4 * s, dx + 2 * s);
-		wg_commit();
+	for (int i = 0; i < N / 2; i += 4) {
+		float lo = ldsf(xs + i * 8) * w;
+		float hi = ldsf(xs + i * 8 + 4) * w;
+
+		sum[i] += d[i] * lo;
+		sum[i + 1] += d[i + 1] * hi;
+		sum[i + 2] += d[i + 2] * lo;
+		sum[i + 3] += d[i + 3] * hi;
+		/* the next scales are not to be read before */
+		if (N == 128 && i % 16 == 12)
+			asm volatile("" : "+f"(sum[i]), "+f"(sum[i + 1]),
+			    "+f"(sum[i + 2]), "+f"(sum[i + 3]));
+	}
+}
+
+/* A stage of e4m3. Registers for the sums of only one of the two where a tile is
+ * wide; another warpgroup multiplies while this one scales. */
+template <class S, int N>
+__device__ inline void
+multiply8(float (&p)[N / 2], float (&q)[N / 2], float (&d)[N / 2],
+    float (&e)[N < 128 ? N / 2 : 1], uint32_t at, uint32_t xs, uint32_t wg,
+    float sp, float sq)
+{
+	uint32_t wp = at + wg * BOX, wq = wp + S::WG * BOX, x = at + S::W;
+
+	xs += threadIdx.x % 4 * 8;
+	wg_pin(d);
+	wg_pin(e);
+	wg_fence();
+	start8<N>(d, wp, x);
+	if constexpr (N < 128) {
+		start8<N>(e, wq, x);
+		wg_wait<1>();
+		add_scaled<N>(p, d, xs, sp);
+		wg_wait<0>();
+		add_scaled<N>(q, e, xs, sq);
+	} else {
+		wg_wait<0>();
+		add_scaled<N>(p, d, xs, sp);
+		wg_fence();
+		start8<N>(d, wq, x);
+		wg_wait<0>();
+		add_scaled<N>(q, d, xs, sq);
 	}
 }
 
@@ -414,14 +436,20 @@ store(const work &a, const place &p, const float (&x)[N / 2],
 	for (uint32_t i = 0; i < N / 2; i++) {
 		uint32_t t = i / 4 * 8 + lane % 4 * 2 + i % 2;
 		uint32_t n = row + i / 2 % 2 * 8;
-		size_t at = (size_t)(p.m0 + t) * a.n + n;
+		size_t at = (size_t)(p.m0 + t) * a.y_ld + n;
 
-		if (t >= p.cnt || (a.split > 1 && i % a.split != me))
+		if (t >= p.cnt || (S::WG == 1 && a.split > 1 &&
+		    i % a.split != me))
 			continue;
 		if (GLU) {
 			if (n < a.n)
 				a.y16[at] = __float2bfloat16(x[i] /
 				    (1 + __expf(-x[i])) * y[i]);
+		} else if (a.y16 != NULL) {
+			if (n < a.n)
+				a.y16[at] = __float2bfloat16(x[i]);
+			if (n + 64 < a.n)
+				a.y16[at + 64] = __float2bfloat16(y[i]);
 		} else {
 			if (n < a.n)
 				a.y[at] = x[i];
@@ -433,10 +461,10 @@ store(const work &a, const place &p, const float (&x)[N / 2],
 
 template <class S, bool GLU, int N>
 __device__ inline void
-compute(const work &a, const place &pl, uint32_t buf, uint32_t bars, float *sc)
+compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
+    uint32_t bars, float *sc)
 {
-	float p[N / 2], q[N / 2];
-	uint32_t ap[16] = {}, aq[16] = {};
+	float p[N / 2], q[N / 2], d[N / 2] = {}, e[N < 128 ? N / 2 : 1] = {};
 	uint32_t wg = threadIdx.x / 128, n = pl.s1 - pl.s0;
 	bool one = threadIdx.x % 32 == 0;
 
@@ -447,22 +475,22 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t bars, float *sc)
 		load_scales<S, GLU>(a, pl, sc);
 	for (uint32_t i = 0, s = 0, odd = 0; i < n; i++) {
 		uint32_t full = bars + s * 16, at = buf + s * S::STAGE;
-		uint32_t last = bars + (s == 0 ? S::RING - 1 : s - 1) * 16;
 
 		mbar_wait(full, odd);
 		fence_async();		/* x came by ordinary copies */
 		if (S::FP8) {
-			multiply8<S, N>(p, q, ap, aq, at, wg,
-			    sc[2 * wg * MAX_SCALES + i],
-			    sc[(2 * wg + 1) * MAX_SCALES + i], [&] {
-				if (i > 0 && one)
-					mbar_arrive(last + 8);
-			});
+			multiply8<S, N>(p, q, d, e, at, xs + s * S::TILE * 4,
+			    wg, sc[2 * wg * MAX_SCALES + i],
+			    sc[(2 * wg + 1) * MAX_SCALES + i]);
+			__syncwarp();
+			if (one)
+				mbar_arrive(full + 8);
 		} else {
 			multiply<S, N>(p, q, at, wg);
 			wg_wait<1>();
-			if (i > 0 && one)
-				mbar_arrive(last + 8);
+			if (i > 0 && one)	/* the stage before */
+				mbar_arrive(bars + (s == 0 ? S::RING - 1 :
+				    s - 1) * 16 + 8);
 		}
 		if (++s == S::RING) {
 			s = 0;
@@ -470,11 +498,9 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t bars, float *sc)
 		}
 	}
 	wg_wait<0>();
-	wg_ready<16>(ap);
-	wg_ready<16>(aq);
 	wg_pin(p);
 	wg_pin(q);
-	if (a.split > 1)
+	if (S::WG == 1 && a.split > 1)
 		add_parts<S, N>(p, q, buf, a.split);
 	store<S, GLU, N>(a, pl, p, q);
 }
@@ -487,7 +513,7 @@ expert_kernel(const __grid_constant__ CUtensorMap m0,
 	extern __shared__ uint8_t raw[];
 	uint32_t buf = (smem_addr(raw) + 1023) & ~1023u;
 	float *sc = (float *)(raw + (buf - smem_addr(raw)) + S::BUF);
-	uint32_t bars = buf + S::BUF + S::SCALES;
+	uint32_t xs = buf + S::BUF + S::SCALES, bars = xs + S::XSCALES;
 	place p;
 
 	if (threadIdx.x == 0) {
@@ -509,22 +535,22 @@ expert_kernel(const __grid_constant__ CUtensorMap m0,
 	__syncthreads();
 	if (threadIdx.x >= S::WORK) {
 		if (S::WG > 1)
-			asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-		bring<S, GLU>(&m0, &m1, a, p, buf, bars);
+			asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+		bring<S, GLU>(&m0, &m1, a, p, buf, xs, bars);
 		if (a.split > 1)
 			cluster_meet();
 	} else {
 		if (S::WG > 1)
-			asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+			asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
 		if (a.early)
 			launch_wait();
 		if (S::TILE == 16 || p.cnt <= 16)
-			compute<S, GLU, 16>(a, p, buf, bars, sc);
+			compute<S, GLU, 16>(a, p, buf, xs, bars, sc);
 		else if (S::TILE > 16 && p.cnt <= S::TILE / 2)
 			compute<S, GLU, S::TILE == 16 ? 16 :
-			    S::TILE / 2>(a, p, buf, bars, sc);
+			    S::TILE / 2>(a, p, buf, xs, bars, sc);
 		else
-			compute<S, GLU, S::TILE>(a, p, buf, bars, sc);
+			compute<S, GLU, S::TILE>(a, p, buf, xs, bars, sc);
 	}
 	if (a.split > 1)	/* others read this block's shared memory */
 		cluster_meet();
@@ -561,7 +587,15 @@ make_map(CUtensorMap *map, const struct dcpg_experts *g, const void *w)
 uint32_t
 tiles_of(const struct dcpg_experts *g, uint32_t tile)
 {
-	return dcpg_expert_tiles(g->rows, g->each, g->experts, tile);
+	return g->tile_e == NULL ? (g->rows + tile - 1) / tile :
+	    dcpg_expert_tiles(g->rows, g->each, g->experts, tile);
+}
+
+const float *
+scales_of(const struct dcpg_experts *g, const void *w, const float *scale)
+{
+	return scale != NULL ? scale : (const float *)((const uint8_t *)w +
+	    (size_t)g->n * g->k);
 }
 
 template <class S, bool GLU>
@@ -585,12 +619,15 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	a.E = g->experts;
 	a.n = g->n;
 	a.k = g->k;
-	a.x_ld = g->k * 2;
+	a.x_ld = g->k * S::EL;
+	a.x_scale = g->x_scale;
+	a.x_scale_ld = g->x_scale_ld;
+	a.rows = g->rows;
+	a.y_ld = g->y_ld ? g->y_ld : g->n;
 	a.scale_ld = dcpk_fp8_scale_ld(g->k);
 	a.expert_floats = dcpk_fp8_bytes(g->n, g->k) / 4;
-	for (int i = 0; i < 2; i++)
-		a.scale[i] = (const float *)((const uint8_t *)(GLU && i ?
-		    g->w2 : g->w) + (size_t)g->n * g->k);
+	a.scale[0] = scales_of(g, g->w, g->scale);
+	a.scale[1] = GLU ? scales_of(g, g->w2, g->scale2) : NULL;
 	a.y16 = (__nv_bfloat16 *)g->y16;
 	a.y = g->y;
 	a.n_tiles = (g->n + rows - 1) / rows;
@@ -599,7 +636,8 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	if (a.split == 0) {	/* enough blocks for every SM */
 		uint32_t b = tiles_of(g, S::TILE) * a.n_tiles;
 
-		for (a.split = 1; a.split < 4 && b * a.split * 2 <= 136;)
+		for (a.split = 1; a.split < (g->tile_e ? 4 : 8) && b *
+		    a.split * 2 <= 136;)
 			a.split *= 2;
 	}
 	while (a.split > (g->k + 127) / 128)
@@ -661,9 +699,9 @@ const entry shapes[][2] = {
 	{ shape<Shape<16, 1, 2, 3, 2, false>>(),
 	    shape<Shape<16, 1, 1, 5, 2, true>>() },
 	{ shape<Shape<64, 1, 1, 4, 2, false>>(),
-	    shape<Shape<64, 1, 1, 3, 2, true>>() },
+	    shape<Shape<64, 1, 1, 4, 2, true>>() },
 	{ shape<Shape<128, 2, 1, 4, 1, false>>(),
-	    shape<Shape<128, 2, 1, 3, 1, true>>() },
+	    shape<Shape<128, 2, 1, 4, 1, true>>() },
 	{ shape<Shape<16, 1, 1, 4, 3, false>>(),
 	    shape<Shape<16, 1, 1, 3, 3, true>>() },
 };
@@ -731,12 +769,12 @@ dcpg_experts(const struct dcpg_experts *g, void *stream)
 	uint32_t i = g->shape ? g->shape - 1 : choose(g->rows, g->each,
 	    g->experts);
 
-	if (g->shape == 0 && i == 0 && g->fp8 && g->w2 == NULL)
+	if (g->shape == 0 && i == 0 && g->fp8 && g->w2 == NULL && g->tile_e)
 		i = 3;
-
 	if (!dcpg_experts_fit(g->n, g->k, g->fp8) || i >= SHAPES ||
-	    g->rows == 0 || (g->w2 != NULL) != (g->y16 != NULL) ||
-	    (g->y != NULL) == (g->y16 != NULL) || g->split > 8)
+	    g->rows == 0 || (g->y == NULL) == (g->y16 == NULL) ||
+	    (g->w2 != NULL && g->y16 == NULL) || g->split > 8 ||
+	    g->fp8 != (g->x_scale != NULL))
 		return -EINVAL;
 	return shapes[i][g->fp8].run(g, (cudaStream_t)stream);
 }

@@ -200,9 +200,18 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 {
 	const dcpk_model *m = &c->s.model;
 	struct dcpg_experts a = {};
-	int rc;
+	uint32_t slots = c->rows * m->experts_tok;
+	bool pow2 = m->act_ue8m0;
+	int rc = 0;
 
 	a.x = r->h;
+	if (l->e_gate8) {
+		rc = dcpg_quantise(r->h, c->rows, m->hidden, m->hidden, pow2,
+		    r->h8, r->h8_scale, r->st);
+		a.x = r->h8;
+		a.x_scale = r->h8_scale;
+		a.x_scale_ld = (c->rows + 3) / 4 * 4;
+	}
 	a.slot_row = r->slot_row;
 	a.w = l->e_gate;
 	a.w2 = l->e_up;
@@ -216,8 +225,17 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 	a.k = m->hidden;
 	a.fp8 = l->e_gate8;
 	a.y16 = r->a16;
-	rc = dcpg_experts(&a, r->st);
+	if (rc == 0)
+		rc = dcpg_experts(&a, r->st);
 	a.x = r->a16;
+	a.x_scale = NULL;
+	if (l->e_down8) {
+		rc |= dcpg_quantise((bf16 *)r->a16, slots, l->e_slice,
+		    l->e_slice, pow2, r->e8, r->e8_scale, r->st);
+		a.x = r->e8;
+		a.x_scale = r->e8_scale;
+		a.x_scale_ld = (slots + 3) / 4 * 4;
+	}
 	a.slot_row = NULL;
 	a.w = l->e_down;
 	a.w2 = NULL;

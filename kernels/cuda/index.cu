@@ -265,7 +265,7 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 			if (n == 0)
 				break;
 			if (t >= RING)
-				mbar_wait_idle(smem_addr(&s.empty[i]),
+				mbar_wait(smem_addr(&s.empty[i]),
 				    (t / RING - 1) & 1);
 			if (lane == 0)
 				mbar_expect(bar, ((n + low) & ~low) * (128 +

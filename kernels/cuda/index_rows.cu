@@ -59,7 +59,7 @@ bring(Shared &s, const struct dcpg_index_rows &g, const Job &job)
 		uint32_t bar = smem_addr(&s.full[st]);
 
 		if (i >= STAGES)
-			mbar_wait_idle(smem_addr(&s.empty[st]),
+			mbar_wait(smem_addr(&s.empty[st]),
 			    (i / STAGES - 1) & 1);
 		mbar_expect(bar, n * H * (128 + 4));
 		for (uint32_t r = 0; r < n; r++) {

@@ -6,9 +6,10 @@
  * Step thread only, but for dcpg_waits.
  *
  * What must come within DCPG_LOST_NS is a layer, or, where a graph has the
- * whole pass, the pass. When it does not, each GPU is given a tiny piece of new
- * work on a stream of its own: one that does not do it within a second is the
- * one that is stuck, the others wait for it. Then the step fails, which ends
+ * whole pass, the pass. When it does not, each GPU is given a tiny kernel on a
+ * stream of its own: one that does not run it within a second is the one that is
+ * stuck, the others wait for it. (A copy or a memset would not tell: it needs no
+ * SM.) Then the step fails, which ends
  * the process (doc/design.md 8), and nothing is closed, since that would wait.
  */
 #include <stdio.h>
@@ -18,6 +19,12 @@
 #include "kernels/cuda/device.cuh"
 
 static const uint64_t PROBE_NS = 1000000000ull;
+
+__global__ void
+probe_kernel(uint32_t *word)
+{
+	*word = 0;
+}
 
 static uint64_t
 now_ns(void)
@@ -35,8 +42,12 @@ dcpg_lost_open(dcpk_ctx *c, dcpg_rank *r)
 		if (cudaEventCreateWithFlags(&c->mark[i],
 		    cudaEventDisableTiming) != cudaSuccess)
 			return -EIO;
-	return cudaStreamCreateWithFlags(&r->probe, cudaStreamNonBlocking) ==
-	    cudaSuccess ? 0 : -EIO;
+	if (cudaStreamCreateWithFlags(&r->probe, cudaStreamNonBlocking) !=
+	    cudaSuccess)
+		return -EIO;
+	/* its code is loaded now: then there may be no way to */
+	probe_kernel<<<1, 1, 0, r->probe>>>(r->probe_word);
+	return cudaStreamSynchronize(r->probe) == cudaSuccess ? 0 : -EIO;
 }
 
 void
@@ -92,7 +103,7 @@ give_up(dcpk_ctx *c, const char *what)
 	c->lost = true;
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
-		cudaMemsetAsync(c->r[i].probe_word, 0, 4, c->r[i].probe);
+		probe_kernel<<<1, 1, 0, c->r[i].probe>>>(c->r[i].probe_word);
 	}
 	while (now_ns() - begun < PROBE_NS)
 		;

@@ -19,6 +19,7 @@
 #include "kernels/cuda/rowops.cuh"
 
 static const size_t WS_BYTES = 32u << 20;
+static const uint32_t FEW_ROWS = 64;
 
 typedef std::tuple<int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
     uint32_t, uint32_t, int64_t, int64_t, int64_t, bool, bool> shape;
@@ -89,13 +90,21 @@ quantise_rows(const bf16 *x, uint32_t m, uint32_t m4, uint32_t k, uint32_t ldx,
 	float v[4] = { 0, 0, 0, 0 }, top = 0, s;
 	uint32_t codes = 0;
 
+	dcpg::launch_next();
 	if (b >= k / 128)
 		return;
-	for (int i = 0; i < 4 && row < m; i++) {
-		v[i] = __bfloat162float(x[(size_t)row * ldx + b * 128 +
-		    lane * 4 + i]);
-		top = fmaxf(top, fabsf(v[i]));
+	dcpg::launch_wait();
+	if (row < m) {
+		uint2 u = *(const uint2 *)(x + (size_t)row * ldx + b * 128 +
+		    lane * 4);
+
+		v[0] = dcpg::bf16_lo(u.x);
+		v[1] = dcpg::bf16_hi(u.x);
+		v[2] = dcpg::bf16_lo(u.y);
+		v[3] = dcpg::bf16_hi(u.y);
 	}
+	for (int i = 0; i < 4; i++)
+		top = fmaxf(top, fabsf(v[i]));
 	s = warp_max(top) / 448.0f;
 	if (pow2)	/* up to the next power of two */
 		s = __uint_as_float((__float_as_uint(fmaxf(s, 1e-4f /
@@ -215,15 +224,50 @@ aligned(const dcpg_prod *p)
 	    p->sw % 8 == 0 && p->sx % 8 == 0 && p->sy % ye == 0;
 }
 
-/* The FP8 operands of a product: x quantised, both scales named. */
-static void
-quantise(dcpg_rank *r, const dcpg_prod *p, const found *f)
+int
+dcpg_quantise(const bf16 *x, uint32_t m, uint32_t k, uint32_t ldx, bool pow2,
+    uint8_t *y, float *scale, cudaStream_t st)
 {
-	uint32_t m4 = rows8(p->m);
+	cudaLaunchAttribute at = {};
+	cudaLaunchConfig_t cfg = {};
+	uint32_t m4 = rows8(m);
 
-	quantise_rows<<<dim3(m4, (p->k / 128 + 7) / 8), 256, 0, r->st>>>(p->x,
-	    p->m, m4, p->k, p->ldx, p->pow2, r->x8, r->x8_scale);
-	scale_pointers(f, p->scale, r->x8_scale);
+	cfg.gridDim = dim3(m4, (k / 128 + 7) / 8);
+	cfg.blockDim = dim3(256);
+	cfg.stream = st;
+	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	at.val.programmaticStreamSerializationAllowed = 1;
+	cfg.attrs = &at;
+	cfg.numAttrs = 1;
+	return dcpg_ok(cudaLaunchKernelEx(&cfg, quantise_rows, x, m, m4, k, ldx,
+	    pow2, y, scale), "quantise");
+}
+
+/*
+ * FP8 of few rows: a kernel that reads weights as fast as they come, which
+ * cuBLASLt's of 128 x 128 tiles do not.
+ */
+static int
+few_rows(dcpg_rank *r, const dcpg_prod *p)
+{
+	struct dcpg_experts a = {};
+
+	a.x = r->x8;
+	a.x_scale = r->x8_scale;
+	a.x_scale_ld = rows8(p->m);
+	a.w = p->w;
+	a.scale = p->scale;
+	a.rows = p->m;
+	a.each = a.experts = 1;
+	a.n = p->n;
+	a.k = p->k;
+	a.fp8 = a.early = true;
+	if (p->y_f32)
+		a.y = (float *)p->y;
+	else
+		a.y16 = p->y;
+	a.y_ld = p->ldy;
+	return dcpg_experts(&a, r->st);
 }
 
 int
@@ -235,6 +279,16 @@ dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 
 	if (p->m == 0 || p->n == 0)
 		return 0;
+	if (p->scale != NULL && p->k % 128 == 0 && p->ldx % 4 == 0) {
+		int rc = dcpg_quantise(p->x, p->m, p->k, p->ldx, p->pow2, r->x8,
+		    r->x8_scale, r->st);
+
+		if (rc != 0)
+			return rc;
+		if (p->m <= FEW_ROWS && batch == 1 && p->ldw == p->k &&
+		    dcpg_experts_fit(p->n, p->k, true))
+			return few_rows(r, p);
+	}
 	if (p->k != 0 && aligned(p)) {
 		shape key(r->dev, p->m, p->n, p->k, p->ldw, p->ldx, p->ldy,
 		    batch, p->sw, p->sx, p->sy, p->y_f32, p->scale != NULL);
@@ -246,7 +300,7 @@ dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 		const found &f = it->second;
 		if (f.ok) {
 			if (p->scale)
-				quantise(r, p, &f);
+				scale_pointers(&f, p->scale, r->x8_scale);
 			cublasStatus_t st = cublasLtMatmul(r->lt, f.op, &one,
 			    p->w, f.a, x, f.b, &zero, p->y, f.d, p->y, f.d,
 			    &f.algo, r->lt_ws, WS_BYTES, r->st);

@@ -156,18 +156,6 @@ mbar_wait(uint32_t bar, uint32_t parity)
 	    "}\n" :: "r"(bar), "r"(parity) : "memory");
 }
 
-/* The same for those with time: sleeps up to 2 us before it looks again. */
-__device__ inline void
-mbar_wait_idle(uint32_t bar, uint32_t parity)
-{
-	asm volatile("{\n"
-	    ".reg .pred p;\n"
-	    "again:\n"
-	    "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 2000;\n"
-	    "@!p bra again;\n"
-	    "}\n" :: "r"(bar), "r"(parity) : "memory");
-}
-
 /* Named barrier of n threads (id 0 is __syncthreads). */
 __device__ inline void
 bar_sync(uint32_t id, uint32_t n)

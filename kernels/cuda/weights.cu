@@ -99,19 +99,6 @@ scale_of(const dcpk_weight *w, size_t i)
 	return dcpc_bf16_to_f32(b);
 }
 
-/* Experts' rows in the order of their kernel: dcpk_e4m3_at, by pairs. */
-static void
-reorder(uint8_t *row, uint32_t k)
-{
-	uint16_t in[64], *to = (uint16_t *)row;
-
-	for (; k != 0; k -= 128, to += 64) {
-		memcpy(in, to, sizeof in);
-		for (uint32_t i = 0; i < 64; i++)
-			to[dcpk_e4m3_at(2 * i) / 2] = in[i];
-	}
-}
-
 /* The slice as it is stored; its scales in rows of cuBLASLt's length. */
 static void
 take_fp8(slice *s)
@@ -121,15 +108,9 @@ take_fp8(slice *s)
 	float *to;
 
 	s->e.resize(dcpk_fp8_bytes(s->n, s->k));
-	for (uint32_t i = 0; i < s->n; i++) {
-		uint8_t *row = &s->e[(size_t)i * s->k];
-
-		memcpy(row, (const char *)w->data + (size_t)(w->n0 + i) *
-		    w->k + w->k0, s->k);
-		if (w->tensor == DCPK_T_E_GATE || w->tensor == DCPK_T_E_UP ||
-		    w->tensor == DCPK_T_E_DOWN)
-			reorder(row, s->k);
-	}
+	for (uint32_t i = 0; i < s->n; i++)
+		memcpy(&s->e[(size_t)i * s->k], (const char *)w->data +
+		    (size_t)(w->n0 + i) * w->k + w->k0, s->k);
 	to = (float *)&s->e[(size_t)s->n * s->k];
 	for (uint32_t i = 0; i < (s->n + 127) / 128; i++)
 		for (uint32_t j = 0; j < s->k / 128; j++)

@@ -85,7 +85,7 @@ struct ExpertBed {
 	size_t up_bytes, down_bytes;
 	Buf<uint8_t> gate, up, down;
 	Buf<uint16_t> x, act;
-	Buf<float> out, h, router, bias, y, ew;
+	Buf<float> xs, out, h, router, bias, y, ew;
 	Buf<uint32_t> eid;
 
 	static size_t
@@ -98,7 +98,8 @@ struct ExpertBed {
 	    n(n_), most(most_), fp8(fp8_), up_bytes(bytes(fp8, n, HIDDEN)),
 	    down_bytes(bytes(fp8, HIDDEN, n)), gate(up_bytes * E),
 	    up(up_bytes * E), down(down_bytes * E), x((size_t)most * HIDDEN),
-	    act((size_t)most * EACH * n), out((size_t)most * EACH * HIDDEN),
+	    act((size_t)most * EACH * n),
+	    xs((size_t)most * EACH * (HIDDEN / 128)), out((size_t)most * EACH * HIDDEN),
 	    h((size_t)most * HIDDEN), router((size_t)E * HIDDEN), bias(E),
 	    y((size_t)most * HIDDEN), ew(most * EACH), eid(most * EACH)
 	{
@@ -111,10 +112,11 @@ struct ExpertBed {
 		    (size_t)n * HIDDEN, fp8);
 		fill_experts<<<2048, 256>>>(down.d, down_bytes, E,
 		    (size_t)n * HIDDEN, fp8);
-		fill_experts<<<2048, 256>>>((uint8_t *)x.d, x.n * 2, 1, 0,
-		    false);
-		fill_experts<<<2048, 256>>>((uint8_t *)act.d, act.n * 2, 1, 0,
-		    false);
+		fill_experts<<<2048, 256>>>((uint8_t *)x.d, x.n * 2, 1, x.n * 2,
+		    fp8);
+		fill_experts<<<2048, 256>>>((uint8_t *)act.d, act.n * 2, 1,
+		    act.n * 2, fp8);
+		xs.put(std::vector<float>(xs.n, 1.0f / 300));
 		for (auto &v : r)
 			v = (float)(g.uniform() - 0.5) / 40;
 		for (auto &v : hh)
@@ -132,6 +134,10 @@ struct ExpertBed {
 		struct dcpg_experts a = {};
 
 		a.x = glu ? x.d : act.d;
+		if (fp8) {
+			a.x_scale = xs.d;
+			a.x_scale_ld = glu ? rows : rows * EACH;
+		}
 		a.slot_row = glu ? r.row.d : nullptr;
 		a.w = glu ? gate.d : down.d;
 		a.w2 = glu ? up.d : nullptr;
@@ -245,9 +251,87 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 	fflush(stdout);
 }
 
+/* Linear layers of few rows in FP8: V3.2's on one and on two ranks. */
+static void
+bench_linear(bool sweep)
+{
+	static const struct {
+		const char *what;
+		uint32_t n, k;
+		bool glu;
+	} layers[] = {
+		{ "q_a, index key, kv_a", 2240, 7168, false },
+		{ "q_b", 24576, 1536, false }, { "q_b/2", 12288, 1536, false },
+		{ "index q_b", 8192, 1536, false },
+		{ "o", 7168, 16384, false }, { "o/2", 7168, 8192, false },
+		{ "shared gate+up", 2048, 7168, true },
+		{ "shared gate+up/2", 1024, 7168, true },
+		{ "shared down", 7168, 2048, false },
+		{ "shared down/2", 7168, 1024, false },
+	};
+	const uint32_t ROWS = 128;
+
+	for (auto &l : layers) {
+		size_t bytes = dcpk_fp8_bytes(l.n, l.k) * (l.glu ? 2 : 1);
+		size_t sets = std::max((size_t)2, (400u << 20) / bytes + 1);
+		Buf<uint8_t> w(bytes * sets), x((size_t)ROWS * l.k);
+		Buf<float> xs((size_t)ROWS * (l.k / 128));
+		Buf<float> y((size_t)ROWS * l.n);
+
+		fill_experts<<<2048, 256>>>(w.d, bytes / (l.glu ? 2 : 1),
+		    sets * (l.glu ? 2 : 1), (size_t)l.n * l.k, true);
+		fill_experts<<<2048, 256>>>(x.d, x.n, 1, x.n, true);
+		xs.put(std::vector<float>(xs.n, 1.0f / 300));
+		CHECK(cudaDeviceSynchronize());
+		for (uint32_t m : { 1u, 8u, 32u, 64u, 128u }) {
+			struct dcpg_experts a = {};
+			double t, f = bytes / HBM * 1e6;
+
+			a.x = x.d;
+			a.x_scale = xs.d;
+			a.x_scale_ld = (m + 3) / 4 * 4;
+			a.rows = m;
+			a.each = a.experts = 1;
+			a.n = l.n;
+			a.k = l.k;
+			a.fp8 = a.early = true;
+			auto one = [&](int i, cudaStream_t st) {
+				uint8_t *at = w.d + (size_t)i % sets * bytes;
+
+				a.w = at;
+				a.w2 = l.glu ? at + bytes / 2 : nullptr;
+				a.y16 = l.glu ? y.d : nullptr;
+				a.y = l.glu ? nullptr : y.d;
+				CALL(dcpg_experts(&a, st));
+			};
+			t = replay((int)sets, one);
+			printf("linear e4m3 %-20s m=%-3u %7.2f floor %6.2f "
+			    "(%.2fx)", l.what, m, t, f, t / f);
+			for (uint32_t sh = 1; sweep &&
+			    dcpg_expert_tile(1, 1, 1, sh) != 0; sh++)
+				for (uint32_t sp = 1; sp <= 8; sp *= 2) {
+					uint32_t tile = dcpg_expert_tile(m, 1,
+					    1, sh);
+
+					if ((tile == 16) != (m <= 16) ||
+					    (tile == 128 && (sp > 1 || m < 64)))
+						continue;
+					a.shape = sh;
+					a.split = sp;
+					printf(" %u/%u:%.2f", sh, sp,
+					    replay((int)sets, one));
+				}
+			a.shape = a.split = 0;
+			printf("\n");
+			fflush(stdout);
+		}
+	}
+}
+
 void
 bench_experts(bool sweep)
 {
+	bench_linear(sweep);
 	printf("routed experts, hidden 7168, 8 a row, us (x floor)\n");
 	for (int fp8 = 0; fp8 < 2; fp8++) {
 		{
