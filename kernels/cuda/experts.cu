@@ -598,6 +598,24 @@ scales_of(const struct dcpg_experts *g, const void *w, const float *scale)
 	    (size_t)g->n * g->k);
 }
 
+/* Enough blocks for every SM. One matrix: as many as are there at once while a
+ * block keeps 14 stages, one an SM while it keeps seven (measured). */
+uint32_t
+split_of(uint32_t blocks, uint32_t stages, bool one)
+{
+	uint32_t s = 1;
+
+	if (!one) {
+		while (s < 4 && blocks * s * 2 <= 136)
+			s *= 2;
+		return s;
+	}
+	while (s < 8 && ((blocks * s * 2 <= 150 && stages >= 14 * s) ||
+	    (blocks * s * 2 <= 264 && stages >= 28 * s)))
+		s *= 2;
+	return s;
+}
+
 template <class S, bool GLU>
 int
 launch(const struct dcpg_experts *g, cudaStream_t st)
@@ -633,13 +651,9 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	a.n_tiles = (g->n + rows - 1) / rows;
 	a.early = g->early;
 	a.split = S::WG > 1 ? 1 : g->split;
-	if (a.split == 0) {	/* enough blocks for every SM */
-		uint32_t b = tiles_of(g, S::TILE) * a.n_tiles;
-
-		for (a.split = 1; a.split < (g->tile_e ? 4 : 8) && b *
-		    a.split * 2 <= 136;)
-			a.split *= 2;
-	}
+	if (a.split == 0)
+		a.split = split_of(tiles_of(g, S::TILE) * a.n_tiles,
+		    (g->k + 127) / 128, g->tile_e == NULL);
 	while (a.split > (g->k + 127) / 128)
 		a.split /= 2;
 	cfg.gridDim = dim3(tiles_of(g, S::TILE) * a.n_tiles * a.split);

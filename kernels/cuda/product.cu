@@ -16,7 +16,10 @@
 #include <mutex>
 #include <tuple>
 
+#include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowops.cuh"
+#include "kernels/keep.h"
 
 static const size_t WS_BYTES = 32u << 20;
 static const uint32_t FEW_ROWS = 64;
