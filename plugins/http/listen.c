@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -21,6 +22,7 @@
 #include "plugins/http/why.h"
 
 #define BACKLOG 1024
+#define OTHERS_FDS 128u	/* at least, for the daemon and the ring */
 #define SYSTEMD_NAME "dcpd-http"	/* FileDescriptorName= of its unit */
 
 struct one {
@@ -281,4 +283,30 @@ listeners_close(struct listeners *ls)
 		free(ls->v[i].path);
 	}
 	free(ls);
+}
+
+/*
+ * Connections must not take the descriptors that dcpctl, the ring's clients
+ * and a crash report need: a quarter is theirs.
+ */
+uint32_t
+listeners_room(struct http *http, uint32_t spare)
+{
+	uint32_t want = http->cfg.max_connections;
+	struct rlimit rl;
+	rlim_t others;
+
+	if (getrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur > UINT32_MAX)
+		return UINT32_MAX;
+	others = rl.rlim_cur / 4;
+	if (others < OTHERS_FDS)
+		others = OTHERS_FDS;
+	others += spare;
+	rl.rlim_cur = rl.rlim_cur > others ? rl.rlim_cur - others : 1;
+	if (rl.rlim_cur < want)
+		http_log(http, LOG_WARNING, "max_connections is %u, but of this "
+		    "process's descriptors %llu are left for them: that many "
+		    "are taken; raise its limit (ulimit -n, LimitNOFILE=)",
+		    want, (unsigned long long)rl.rlim_cur);
+	return (uint32_t)rl.rlim_cur;
 }

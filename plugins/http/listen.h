@@ -16,5 +16,7 @@ void listeners_given(struct listeners *, size_t i);
 /* As it is bound, the port known: "127.0.0.1:8000" */
 const char *listeners_name(const struct listeners *, size_t i);
 void listeners_close(struct listeners *);
+/* How many connections there are descriptors for, and spare ones. */
+uint32_t listeners_room(struct http *, uint32_t spare);
 
 #endif

@@ -39,6 +39,7 @@
 #define TRIM_BODY (1u << 20)	/* bytes that make it worth its time */
 #define BUSY_INPUT (64u << 10)	/* bytes read ahead while answering */
 #define SPARE_CONNS 32u		/* above the cap, to say 503 */
+#define WARN_S 10.0		/* from one line about accept to the next */
 
 enum state {
 	C_IDLE,			/* no byte of a request is here */
@@ -74,6 +75,8 @@ struct server {
 	struct conn **by_fd;
 	size_t n_fd;
 	uint32_t n_conns;
+	uint32_t most_conns;	/* that the process has descriptors for */
+	double t_warned;	/* that there were none */
 	uint64_t held;		/* sum of those of the connections */
 	uint64_t going;		/* of it, of those that the sweep drops */
 	struct event *sweep;	/* drops who is broken, once all have read */
@@ -91,6 +94,14 @@ http_now(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &ts);
 	return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
+}
+
+/* As of the last reload. */
+static uint32_t
+max_conns(const struct server *s)
+{
+	return s->http->cfg.max_connections < s->most_conns ?
+	    s->http->cfg.max_connections : s->most_conns;
 }
 
 static void
@@ -434,8 +445,8 @@ on_accept(struct event_base *base, void *arg)
 	enter(c, C_IDLE);
 	LIST_INSERT_HEAD(&s->conns, c, link);
 	s->n_conns++;
-	c->spare = s->n_conns > s->http->cfg.max_connections;
-	if (s->n_conns >= s->http->cfg.max_connections + SPARE_CONNS)
+	c->spare = s->n_conns > max_conns(s);
+	if (s->n_conns >= max_conns(s) + SPARE_CONNS)
 		listeners_on(s, false);
 	bufferevent_incref(c->bev);	/* until on_start */
 	event_active(c->start, EV_TIMEOUT, 0);
@@ -454,8 +465,11 @@ on_accept_error(struct evconnlistener *l, void *arg)
 {
 	struct server *s = accepting;
 
-	http_log(s->http, LOG_WARNING, "accept: %s; new connections wait",
-	    strerror(errno));
+	if (http_now() - s->t_warned >= WARN_S) {
+		http_log(s->http, LOG_WARNING, "accept: %s; new connections "
+		    "wait", strerror(errno));
+		s->t_warned = http_now();
+	}
 	listeners_on(s, false);
 }
 
@@ -833,7 +847,7 @@ server_tick(struct server *s)
 			call_sse_beat(c->call);
 	}
 	trim(s, now);
-	if (s->n_conns < s->http->cfg.max_connections + SPARE_CONNS)
+	if (s->n_conns < max_conns(s) + SPARE_CONNS)
 		listeners_on(s, true);
 }
 
@@ -910,6 +924,7 @@ server_new(struct http *http, struct server **out, char **why)
 	if (s == NULL)
 		return rc;
 	s->http = http;
+	s->most_conns = listeners_room(http, SPARE_CONNS);
 	LIST_INIT(&s->conns);
 	s->evhttp = evhttp_new(http->base);
 	s->sweep = event_new(http->base, -1, 0, on_sweep, s);

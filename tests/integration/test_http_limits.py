@@ -535,6 +535,29 @@ def connections_are_capped(_):
                         "no room again")
 
 
+class FewDescriptors(Configured):
+    def __init__(self, n, *args):
+        super().__init__({}, *args)
+        self.args = ["prlimit", f"--nofile={n}:{n}", *self.args]
+
+
+def connections_leave_descriptors_to_others(_):
+    """dcpctl and the ring are served however many HTTP's clients are."""
+    with FewDescriptors(256, *NULL) as d:
+        assert "max_connections is 4096, but" in d.tail(99)
+        crowd = [Raw(d.port) for _ in range(400)]
+        suite.until(lambda: len(os.listdir(f"/proc/{d.p.pid}/fd")) > 100,
+                    "they do not come in")
+        assert d.ctl("status").returncode == 0, d.tail()
+        said = d.ctl("generate", "--prompt", "a", "--max-tokens", 2)
+        assert said.returncode == 0, said.stderr
+        for s in crowd:
+            s.close()
+        suite.until(lambda: d.ask("GET", "/health")[0] == 200,
+                    "no room again")
+        assert len(re.findall(" accept: ", d.tail(999))) <= 1, d.tail(40)
+
+
 def bodies_are_bounded_in_all(_):
     """Whoever has no key may send a body, but not many at once."""
     with Configured({"max_input": 64 << 20}, *NULL) as d:
@@ -758,7 +781,8 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         another_sites_page_changes_nothing,
         a_strangers_name_for_this_server_opens_nothing, a_key_is_no_strangers,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
-        connections_are_capped, bodies_are_bounded_in_all,
+        connections_are_capped, connections_leave_descriptors_to_others,
+        bodies_are_bounded_in_all,
         bodies_that_are_gone_take_no_memory,
         the_largest_body_pays_for_it,
         so_are_those_that_are_kept,
