@@ -211,6 +211,7 @@ chat_end(struct gen *g)
 }
 
 static const struct gen_style chat_style = {
+	.flags = GEN_FIELDS,
 	.id_prefix = "chatcmpl-", .begin = chat_begin, .delta = chat_delta,
 	.choice_end = chat_choice_end, .end = chat_end, .whole = chat_whole,
 };

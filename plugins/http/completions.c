@@ -222,6 +222,7 @@ completion_end(struct gen *g)
 }
 
 static const struct gen_style completion_style = {
+	.flags = GEN_FIELDS,
 	.id_prefix = "cmpl-", .delta = completion_delta,
 	.choice_end = completion_choice_end, .end = completion_end,
 	.whole = completion_whole, .free = free,
@@ -346,10 +347,11 @@ take_own(struct call *call, const json_t *body, struct params *p,
 {
 	int64_t max = DEFAULT_MAX_TOKENS, best_of = p->n, logprobs = 0;
 	const char *suffix = "";
-	int rc;
+	int rc, given;
 
 	if (field_bool(call, body, "echo", &o->echo) < 0 ||
-	    field_int(call, body, "max_tokens", 0, INT32_MAX, &max) < 0 ||
+	    (given = field_int(call, body, "max_tokens", 0, INT32_MAX,
+	    &max)) < 0 ||
 	    field_int(call, body, "best_of", 1, 1000, &best_of) < 0 ||
 	    field_string(call, body, "suffix", &suffix) < 0 ||
 	    (rc = field_int(call, body, "logprobs", 0, LOGPROBS_MAX,
@@ -371,6 +373,8 @@ take_own(struct call *call, const json_t *body, struct params *p,
 	o->no_answer = max == 0;
 	p->r.max_tokens = max > 0 ? (uint32_t)max : 1;
 	p->r.flags |= o->echo ? DCP_ECHO : 0;
+	/* Who did not ask for 16 is not told that they do not fit. */
+	p->r.flags |= given == 0 ? DCP_FIT : 0;
 	return params_option(p, body, "response_format") == 0 ? 0 :
 	    call_no_memory(call);
 }

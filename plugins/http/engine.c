@@ -300,6 +300,36 @@ engine_error_status(int error, const char **code)
 	}
 }
 
+/* What the engine's words begin with, where it is not the field itself. */
+static const struct {
+	const char *word, *field;
+} fields[] = {
+	{ "cache_salt", NULL }, { "chat_template_kwargs", NULL },
+	{ "clear_thinking", "chat_template_kwargs" },
+	{ "enable_thinking", "chat_template_kwargs" },
+	{ "logit_bias", NULL }, { "messages", NULL }, { "min_tokens", NULL },
+	{ "parallel_tool_calls", NULL }, { "reasoning_effort", NULL },
+	{ "response_format", NULL }, { "schema", "response_format" },
+	{ "stop_ids", "stop_token_ids" }, { "thinking", NULL },
+	{ "tool_choice", NULL }, { "tools", NULL },
+};
+
+const char *
+engine_error_field(const char *message)
+{
+	size_t i, n;
+
+	if (strncmp(message, "options: ", 9) == 0)
+		message += 9;
+	n = strspn(message, "abcdefghijklmnopqrstuvwxyz_");
+	for (i = 0; i < sizeof fields / sizeof fields[0]; i++)
+		if (strlen(fields[i].word) == n &&
+		    strncmp(message, fields[i].word, n) == 0)
+			return fields[i].field != NULL ? fields[i].field :
+			    fields[i].word;
+	return NULL;
+}
+
 /* --- what it is -------------------------------------------------------- */
 
 const json_t *

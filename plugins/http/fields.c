@@ -97,7 +97,7 @@ field_number(struct call *call, const json_t *body, const char *key,
 		return wrong(call, key, "a number");
 	d = json_number_value(v);
 	if (!(d >= min && d <= max)) {
-		call_error(call, 400, key, "invalid_value", "%s is %g: want "
+		call_error(call, 400, key, "invalid_value", "%s is %.9g: want "
 		    "%g to %g", key, d, min, max);
 		return -EINVAL;
 	}
@@ -256,13 +256,13 @@ take_numbers(struct call *call, const json_t *body, struct params *p)
 		double min, max;
 		float *to;
 	} f[] = {
-		{ "temperature", 0, 1000, &p->r.temperature },
+		{ "temperature", 0, 100, &p->r.temperature },
 		{ "top_p", 0, 1, &p->r.top_p },
 		{ "min_p", 0, 1, &p->r.min_p },
-		{ "repetition_penalty", FLT_MIN, 1000,
+		{ "repetition_penalty", FLT_MIN, 100,
 		  &p->r.repetition_penalty },
-		{ "presence_penalty", -1000, 1000, &p->r.presence_penalty },
-		{ "frequency_penalty", -1000, 1000, &p->r.frequency_penalty },
+		{ "presence_penalty", -100, 100, &p->r.presence_penalty },
+		{ "frequency_penalty", -100, 100, &p->r.frequency_penalty },
 	};
 	double d;
 	int rc;

@@ -78,16 +78,18 @@ static void
 fail(struct gen *g, int status, const char *code, const char *message)
 {
 	struct call *call = g->call;
+	const char *field = status == 400 && g->style->flags & GEN_FIELDS ?
+	    engine_error_field(message) : NULL;
 
 	if (g->finished)
 		return;
 	if (!g->opened) {
-		call_error(call, status, NULL, code, "%s", message);
+		call_error(call, status, field, code, "%s", message);
 	} else {
 		if (g->style->failed != NULL) {
 			g->style->failed(g, status, code, message);
 		} else {
-			call_sse(call, NULL, call_error_json(call, status, NULL,
+			call_sse(call, NULL, call_error_json(call, status, field,
 			    code, message));
 			call_sse_text(call, "[DONE]");
 		}

@@ -181,6 +181,8 @@ uint32_t engine_context(const struct engine *);	/* tokens; 0: not ready */
 bool engine_is_ready(struct engine *, struct call *);
 /* The status, code and text of an error event's or engine_submit's errno. */
 int engine_error_status(int error, const char **code);
+/* The field of chat or completions that such a text is about, or NULL. */
+const char *engine_error_field(const char *message);
 
 /* Appends the bytes of one token; "token_id:N" where there is no tokenizer. */
 int engine_token(const struct engine *, uint32_t id, struct text *to);
@@ -283,6 +285,7 @@ struct gen_delta {
 
 enum {
 	GEN_BODY = 1 << 0,	/* call_json is asked for until the end */
+	GEN_FIELDS = 1 << 1,	/* its fields have the engine's names */
 };
 
 /* How an API tells it. Functions may be NULL, but for whole. */

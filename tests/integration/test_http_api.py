@@ -318,11 +318,13 @@ def a_call_is_forced(d):
     for choice in ("required", {"type": "function", "function": {
             "name": "f"}}):
         bad(d, CHAT, {"messages": ASK, "tool_choice": choice, "tools": tools},
+            "tools",
             word='"f": parameters: schema at #/properties/a: "not"')
     bad(d, CHAT, {"messages": ASK, "tool_choice": {"type": "function",
-                  "function": {"name": "none"}}, "tools": TOOLS})
+                  "function": {"name": "none"}}, "tools": TOOLS},
+        "tool_choice")
     bad(d, CHAT, {"messages": ASK, "parallel_tool_calls": 1},
-        word="parallel_tool_calls")
+        "parallel_tool_calls")
     d.post("/v1/messages", {
         "model": "x", "messages": ASK, "max_tokens": 5, "tool_choice": {
             "type": "auto", "disable_parallel_tool_use": 1}}, 400)
@@ -343,13 +345,13 @@ def integers_beyond_64_bits(d):
     for big in (BIG, -10 ** 30, 2 ** 63):
         ask = dict(short, tools=tools(type="integer", maximum=big), n=1)
         assert chat(d, **ask)["usage"]["completion_tokens"] == 2
-        bad(d, CHAT, dict(ask, messages=ASK, tool_choice="required"), word=
-            "bounds of an integer above 2^53 are not supported")
+        bad(d, CHAT, dict(ask, messages=ASK, tool_choice="required"),
+            "tools", word="bounds of an integer above 2^53 are not supported")
     for key in ("enum", "const"):
         v = [1, {"x": BIG}] if key == "enum" else BIG
         chat(d, **short, tools=tools(**{key: v}))
         bad(d, CHAT, dict(forced, messages=ASK, tools=tools(**{key: v})),
-            word="2^63 or above")
+            "tools", word="2^63 or above")
     digits = {"type": "integer", "enum": [7]}
     o = chat(d, tools=tools(anyOf=[digits], description=f"\\\" {BIG}",
                             default=BIG), **forced)
@@ -394,7 +396,7 @@ def nul_in_descriptions_only(d):
         bad(d, CHAT, {"messages": ASK, "tools": tools(**kw)},
             word=f"{key}: a string holds U+0000")
     bad(d, CHAT, {"messages": ASK, "cache_salt": "a\0b"},
-        word="cache_salt: a string holds U+0000")
+        "cache_salt", word="cache_salt: a string holds U+0000")
 
 
 def answers_follow_a_schema(d):
@@ -416,8 +418,9 @@ def answers_follow_a_schema(d):
             assert text.lstrip().startswith("{"), text
         form2 = json.loads(json.dumps(form))
         form2["json_schema"]["schema"]["properties"]["n"]["type"] = "strong"
-        bad(d, path, {**body, "response_format": form2})
-        bad(d, path, {**body, "response_format": {"type": "poem"}})
+        bad(d, path, {**body, "response_format": form2}, "response_format")
+        bad(d, path, {**body, "response_format": {"type": "poem"}},
+            "response_format")
 
 
 def content_is_text_or_parts(d):
@@ -429,12 +432,10 @@ def content_is_text_or_parts(d):
     for part in ({"type": "image_url", "image_url": {"url": "data:,"}},
                  {"type": "input_audio", "input_audio": {}}, {"text": "a"}):
         bad(d, CHAT, {"messages": [{"role": "user", "content": [part]}]},
-            word="content")
+            "messages", word="content")
     for messages in (None, [], "hi", [3], [{"role": "king", "content": ""}],
                      [{"content": "a"}], {}):
-        param = "messages" if not isinstance(messages, list) or \
-            messages == [] else None
-        bad(d, CHAT, {"messages": messages}, param)
+        bad(d, CHAT, {"messages": messages}, "messages")
 
 
 def logprobs_of_a_chat(d):
@@ -578,21 +579,35 @@ def nulls_and_unknown_fields_are_accepted(d):
 
 def wrong_types_and_ranges_are_named(d):
     for key, values in {
-            "temperature": ["hot", -1, [], 1e9], "top_p": [2, -.1, "x"],
+            "temperature": ["hot", -1, [], 1e9, 101],
+            "top_p": [2, -.1, "x"],
             "top_k": [-2, 1.5, "3"], "min_p": [2, True],
-            "repetition_penalty": [0, "x"], "presence_penalty": ["x"],
-            "frequency_penalty": [{}], "n": [0, 129, "2", 1.5],
+            "repetition_penalty": [0, "x", 101],
+            "presence_penalty": ["x", -101, 101],
+            "frequency_penalty": [{}, -101, 101], "n": [0, 129, "2", 1.5],
             "seed": ["x", 1.5], "max_tokens": [-1, "x", 1.5, 2 ** 40],
             "min_tokens": [-1, "x"], "ignore_eos": [1, "yes"],
             "stop": [3, [3], [""], "", ["a"] * 300],
-            "stop_token_ids": ["x", [-1], ["x"], [1.5]],
-            "logit_bias": [[], {"x": 1}, {"1": "x"}, {"-1": 2}],
+            "stop_token_ids": ["x", [-1], ["x"], [1.5], [1, 99999]],
+            "logit_bias": [[], {"x": 1}, {"1": "x"}, {"-1": 2},
+                           {"99999": 1}],
+            "cache_salt": [5, "x" * 257],
+            "response_format": ["json", {"type": "poem"}],
             "stream_options": ["x", 3], "priority": ["x", 2 ** 40, 1],
             "skip_special_tokens": ["x"]}.items():
         for v in values:
             for path, body in ((CHAT, {"messages": ASK}),
                                (COMP, {"prompt": "a"})):
                 bad(d, path, {**body, key: v}, key)
+    for key, values in {
+            "tools": [3, [{}]], "tool_choice": ["x", "required"],
+            "parallel_tool_calls": ["x"], "reasoning_effort": ["x"],
+            "thinking": ["x"], "min_tokens": [20],
+            "chat_template_kwargs": [3, {"enable_thinking": "x"}]}.items():
+        for v in values:
+            bad(d, CHAT, {"messages": ASK, "max_tokens": 9, key: v}, key)
+    for v in ([{"role": "x"}], [{"role": "user", "content": 3}], [3]):
+        bad(d, CHAT, {"messages": v}, "messages")
     for path in (CHAT, COMP):
         e = d.post(path, {"stream": "yes"}, 400)["error"]
         assert e["code"] in ("invalid_type", "missing_field"), e
@@ -615,6 +630,16 @@ def a_prompt_too_long_is_400_before_the_stream(d):
     e = bad(d, CHAT, {"messages": [{"role": "user", "content":
                                     "pear " * limit}]})
     assert e["code"] == "context_length_exceeded", e
+
+
+def sixteen_tokens_are_fewer_where_fewer_fit(d):
+    """What nobody asked for is no reason to refuse."""
+    limit = d.post("/tokenize", {"prompt": "a"})["max_model_len"]
+    for room in (1, 5):
+        o = d.post(COMP, {"prompt": [20] * (limit - room),
+                          "ignore_eos": True})
+        assert o["usage"]["completion_tokens"] == room, o["usage"]
+    bad(d, COMP, {"prompt": [20] * (limit - 5), "max_tokens": 6})
 
 
 def chat_goes_to_the_end_of_the_context(d):
@@ -712,5 +737,6 @@ with HttpDaemon("--max-context", 600) as daemon:
         nulls_and_unknown_fields_are_accepted,
         wrong_types_and_ranges_are_named,
         a_prompt_too_long_is_400_before_the_stream,
+        sixteen_tokens_are_fewer_where_fewer_fit,
         chat_goes_to_the_end_of_the_context, a_repeated_prompt_is_cached,
         models, tokens_there_and_back, user_text_stays_text_or_not)
