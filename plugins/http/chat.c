@@ -247,7 +247,7 @@ chat_completions(struct call *call)
 	};
 	static const char *const options[] = {
 		"tools", "tool_choice", "parallel_tool_calls",
-		"response_format", "thinking", "chat_template_kwargs",
+		"thinking", "chat_template_kwargs",
 		"reasoning_effort", NULL,
 	};
 	json_t *body = call_json(call), *messages = NULL;
@@ -265,7 +265,8 @@ chat_completions(struct call *call)
 	}
 	if (params_parse(call, body, max_tokens, &p) != 0)
 		return;
-	if (chat_logprobs(call, body, &p) != 0) {
+	if (chat_logprobs(call, body, &p) != 0 ||
+	    params_format(call, body, &p) != 0) {
 		params_free(&p);
 		return;
 	}

@@ -375,8 +375,7 @@ take_own(struct call *call, const json_t *body, struct params *p,
 	p->r.flags |= o->echo ? DCP_ECHO : 0;
 	/* Who did not ask for 16 is not told that they do not fit. */
 	p->r.flags |= given == 0 ? DCP_FIT : 0;
-	return params_option(p, body, "response_format") == 0 ? 0 :
-	    call_no_memory(call);
+	return params_format(call, body, p);
 }
 
 void

@@ -219,6 +219,13 @@ void params_free(struct params *);
 int params_option(struct params *, const json_t *body, const char *key);
 
 /*
+ * chat's and completions' response_format into the options, also by the names
+ * that other engines have for it, and what cannot be kept refused: -EINVAL,
+ * the answer is out.
+ */
+int params_format(struct call *, const json_t *body, struct params *);
+
+/*
  * One field, for an API's own ones. Absent or null: *out stays, 0. 1: it is
  * there. -EINVAL: 400 that names it is out.
  */

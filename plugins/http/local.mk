@@ -5,6 +5,7 @@ plugins_http_la_SOURCES = plugins/http/http.c plugins/http/http.h \
 	plugins/http/chat.c plugins/http/completions.c \
 	plugins/http/settings.c plugins/http/settings.h \
 	plugins/http/engine.c plugins/http/engine.h plugins/http/fields.c \
+	plugins/http/format.c \
 	plugins/http/gen_text.c plugins/http/generate.c \
 	plugins/http/listen.c plugins/http/listen.h plugins/http/models.c \
 	plugins/http/convert.c plugins/http/convert.h \

@@ -6,6 +6,7 @@ dcp-tiny; the reference is the same request over the ring, or arithmetic.
 import json
 import math
 import os
+import re
 import sys
 
 SRC = os.path.dirname(os.path.dirname(os.path.dirname(
@@ -423,6 +424,45 @@ def answers_follow_a_schema(d):
             "response_format")
 
 
+def what_other_engines_call_a_schema(d):
+    """Passed over, it would leave the answer free."""
+    schema = {"type": "object", "properties": {"unit": {"enum": [
+        "pears", "apples"]}}, "required": ["unit"],
+        "additionalProperties": False}
+    names = [{"guided_json": schema}, {"guided_json": json.dumps(schema)},
+             {"json_schema": schema}, {"structured_outputs": {"json": schema}},
+             {"response_format": {"type": "json_object", "schema": schema}},
+             {"response_format": {"type": "text"}, "guided_json": schema}]
+    for path, body in ((CHAT, {"messages": ASK, **NO_THINKING}),
+                       (COMP, {"prompt": "The river"})):
+        body = {**body, "temperature": 0, "max_tokens": 40}
+        for fields in names + [{"structured_outputs": {"json_object": True}}]:
+            o = d.post(path, {**body, **fields})["choices"][0]
+            text = o["text"] if path == COMP else o["message"]["content"]
+            assert text.lstrip().startswith("{"), text
+            if fields in names and o["finish_reason"] == "stop":
+                assert json.loads(text)["unit"] in ("pears", "apples"), text
+            elif fields in names:
+                assert re.match(r'\s*\{\s*("unit"|$)', text), text
+        bad(d, path, {**body, **names[0], **names[4]}, "guided_json",
+            word="one of them")
+        for key, values in {
+                "guided_json": [3, "{", "3"], "structured_outputs": [
+                    3, {"regex": "a+"}, {"choice": ["a"]}, {"grammar": "x"}],
+                "guided_regex": ["a+"], "guided_choice": [["a", "b"]],
+                "guided_grammar": ["x"], "regex": ["a+"], "ebnf": ["x"],
+                "grammar": ["x"], "functions": [[{"name": "f"}]],
+                "bad_words": [["a"]], "continue_final_message": [True],
+                "add_generation_prompt": [False], "use_beam_search": [True],
+                "prompt_logprobs": [0, 1]}.items():
+            for v in values:
+                bad(d, path, {**body, key: v}, key)
+    # What asks for nothing is no reason.
+    chat(d, max_tokens=2, guided_json=None, guided_choice=[], regex="",
+         structured_outputs={}, continue_final_message=False, functions=[],
+         add_generation_prompt=True, use_beam_search=False)
+
+
 def content_is_text_or_parts(d):
     q = ASK[0]["content"]
     parts = [{"type": "text", "text": q[:9]}, {"type": "text", "text": q[9:]}]
@@ -731,6 +771,7 @@ with HttpDaemon("--max-context", 600) as daemon:
         reasoning_has_two_names_out_and_in, an_answer_without_its_thinking,
         tools_are_called, a_call_is_forced, integers_beyond_64_bits,
         nul_in_descriptions_only, answers_follow_a_schema,
+        what_other_engines_call_a_schema,
         content_is_text_or_parts, logprobs_of_a_chat,
         the_same_bytes_over_the_ring, n_answers_differ_by_their_seed,
         stop_strings_are_for_the_answer, characters_are_never_halved,
