@@ -6,10 +6,9 @@
  * with their own indexer), attend_merge, attn_out, ffn; then head, sample,
  * step_end(result). The walk is written once, in dcpd/model/forward.c.
  *
- * Ranks. On CUDA one thread per rank walks the list and passes its rank. On
- * the CPU a rank is state, not a thread: the walker passes DCPK_ALL_RANKS and
- * the operation runs for all ranks, phase by phase; a collective is a phase
- * boundary.
+ * Ranks. A rank is state, not a thread: the walker passes DCPK_ALL_RANKS and an
+ * operation runs for all ranks. On the CPU phase by phase, a collective being a
+ * phase boundary; on CUDA it enqueues every rank's work and returns.
  *
  * Functions return 0 or -errno and put one line into err->text on failure.
  */
@@ -22,7 +21,7 @@
 
 #include "kernels/layout.h"
 
-#define DCPK_ABI 4u
+#define DCPK_ABI 5u
 #define DCPK_ALL_RANKS UINT32_MAX
 #define DCPK_MAX_LAYERS 256u
 #define DCPK_MAX_RANKS 64u
@@ -313,7 +312,6 @@ struct dcpk_ctx;		/* one open device: all ranks */
 struct dcpk_backend {
 	uint32_t abi, size;	/* DCPK_ABI, sizeof(struct dcpk_backend) */
 	const char *name;	/* "cpu", "cuda" */
-	bool rank_threads;
 
 	/* Free bytes of each rank's device, the least of all ranks; ranks that
 	 * share one have an equal part. NULL: ranks live in host memory. */

@@ -145,7 +145,6 @@ sizes(dcpk_ctx *c, const dcpk_setup *s)
 	c->s = *s;
 	c->W = s->topo.world;
 	c->D = s->topo.dcp;
-	c->groups = c->W / c->D;
 	c->M = std::max(s->max_rows, s->max_prefill);
 	if (s->flags & DCPK_FP8_WEIGHTS)	/* cuBLASLt's rows */
 		c->M = (c->M + 3) / 4 * 4;
@@ -878,7 +877,6 @@ static const dcpk_backend table = {
 	.abi = DCPK_ABI,
 	.size = sizeof(dcpk_backend),
 	.name = "cuda",
-	.rank_threads = false,
 	.memory = cuda_memory,
 	.bytes = cuda_bytes,
 	.open = cuda_open,

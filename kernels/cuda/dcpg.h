@@ -23,7 +23,6 @@ extern "C" {
 
 #define DCPG_LATENT 512u	/* kv_lora_rank: what a row's value is */
 #define DCPG_ROPE 64u
-#define DCPG_QDIM (DCPG_LATENT + DCPG_ROPE)
 
 /* Once per device, before the first launch or capture on it. */
 int dcpg_init(void);
@@ -75,23 +74,6 @@ bool dcpg_attend_shape(enum dcpk_kv, uint32_t i, struct dcpg_attend_shape *);
 /* --- indexer: scores (index.cu) ------------------------------------------ */
 
 #define DCPG_BINS 2048u		/* of the first digit: 11 bits */
-
-/*
- * Index queries to fp8, a power of two or any scale per 128 values:
- *   s = max(max|x|, 1e-4) / 448, x = q, or q times the orthonormal Hadamard
- *   matrix of 128; q8 = e4m3(x / s), w_out = w * s * scale.
- */
-struct dcpg_index_quant {
-	const void *q;		/* [rows][heads][128] bf16, rotated (RoPE) */
-	const float *w;		/* [rows][heads] weights_proj's output */
-	uint8_t *q8;		/* [rows][heads][128] e4m3 */
-	float *w_out;		/* [rows][heads] */
-	uint32_t rows, heads;
-	float scale;		/* heads^-0.5 * 128^-0.5 */
-	bool hadamard, pow2;
-};
-
-int dcpg_index_quant(const struct dcpg_index_quant *, void *stream);
 
 /*
  * score[i][j] = kscale[r] * sum_h w[i][h] * max(0, q8[i][h] . keys[r]) for

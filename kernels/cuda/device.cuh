@@ -163,7 +163,7 @@ struct dcpg_rank {
 
 struct dcpk_ctx {
 	dcpk_setup s;
-	uint32_t W, D, groups, M, Hr, Hp, Hg;	/* heads: rank, prefill, group */
+	uint32_t W, D, M, Hr, Hp, Hg;	/* heads: rank, prefill, group */
 	uint32_t page_rows, row_bytes, key_bytes, full_layers;
 	uint32_t idx_slot[DCPK_MAX_LAYERS + 1];
 	size_t pool_rows, scores_ld;

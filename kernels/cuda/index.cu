@@ -1,11 +1,11 @@
 /*
- * Indexer: quantisation of index queries, and scores of all local keys with
- * the first histogram. dcpg.h says what is computed.
+ * Indexer of decode: scores of all local keys with the first histogram. dcpg.h
+ * says what is computed.
  *
- * Scores. The keys of all query rows are cut into tiles of 64, and one block an
- * SM has its even share of the tiles, maybe of several rows. Four warps bring
- * them: whole pages and their scales by bulk copies, up to 12 tiles ahead (20
- * are slower); a tile is due every 400 cycles, too often for one warp. Four
+ * The keys of all query rows are cut into tiles of 64, and one block an SM has
+ * its even share of the tiles, maybe of several rows. Four warps bring them:
+ * whole pages and their scales by bulk copies, up to 12 tiles ahead (20 are
+ * slower); a tile is due every 400 cycles, too often for one warp. Four
  * warpgroups take the tiles in turn, as the long side of an fp8 product with
  * all heads: a thread reads 32 bytes of two keys, the product takes them from
  * its registers, and q is permuted in shared memory to match, so that rows need
@@ -15,7 +15,6 @@
  * Shared memory: 12 tiles 99 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
  * must move: 132 per key and query row, 4 per score out.
  */
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <errno.h>
 
@@ -33,66 +32,6 @@ constexpr uint32_t BRING = 4;		/* warps that bring tiles */
 constexpr uint32_t THREADS = WORK + BRING * 32;
 constexpr uint32_t SMS = 132;		/* an H200's */
 constexpr uint32_t RING = 12;		/* a multiple of WGS */
-
-/* --- queries ------------------------------------------------------------- */
-
-/* One warp per head; lane l holds dimensions 4l .. 4l + 3. */
-__device__ inline void
-hadamard(float (&x)[4], uint32_t lane)
-{
-	float a = x[0] + x[1], b = x[0] - x[1];
-	float c = x[2] + x[3], d = x[2] - x[3];
-
-	x[0] = a + c;
-	x[1] = b + d;
-	x[2] = a - c;
-	x[3] = b - d;
-#pragma unroll
-	for (int k = 1; k < 32; k *= 2)
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			float y = __shfl_xor_sync(~0u, x[i], k);
-
-			x[i] = lane & k ? y - x[i] : x[i] + y;
-		}
-#pragma unroll
-	for (int i = 0; i < 4; i++)
-		x[i] *= 0.08838834764831845f;	/* 128^-0.5 */
-}
-
-__global__ void __launch_bounds__(256)
-quant_kernel(const struct dcpg_index_quant g)
-{
-	uint32_t i = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-	float x[4], m, s, inv;
-	uint16_t lo, hi;
-	uint2 v;
-
-	if (i >= g.rows * g.heads)
-		return;
-	v = *((const uint2 *)g.q + (size_t)i * 32 + lane);
-	x[0] = bf16_lo(v.x);
-	x[1] = bf16_hi(v.x);
-	x[2] = bf16_lo(v.y);
-	x[3] = bf16_hi(v.y);
-	if (g.hadamard)
-		hadamard(x, lane);
-	m = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])),
-	    fmaxf(fabsf(x[2]), fabsf(x[3])));
-	m = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(m)));
-	s = fmaxf(m, 1e-4f) / 448.0f;
-	if (g.pow2)	/* up to the next power of two */
-		s = __uint_as_float((__float_as_uint(s) + 0x7fffff) &
-		    0x7f800000);
-	inv = 1.0f / s;
-	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(lo) :
-	    "f"(x[1] * inv), "f"(x[0] * inv));
-	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(hi) :
-	    "f"(x[3] * inv), "f"(x[2] * inv));
-	((uint32_t *)g.q8)[(size_t)i * 32 + lane] = lo | (uint32_t)hi << 16;
-	if (lane == 0)
-		g.w_out[i] = g.w[i] * s * g.scale;
-}
 
 /* --- scores -------------------------------------------------------------- */
 
@@ -134,12 +73,12 @@ tiles_of(uint32_t len)
 
 /*
  * The tiles of all rows, one row behind the other, are shared out evenly. Where
- * a warp is in those of its block: at row `row`, whose tiles are first .. last -
- * 1 of the block's numbering, which starts at 0.
+ * a warp is in those of its block: at row `row`, whose tiles are first ..
+ * last - 1 of the block's numbering, which starts at 0.
  */
 struct Place {
 	uint32_t row, len;
-	int first, last;	/* first is negative where the row began before */
+	int first, last;	/* first < 0 where the row began before */
 	int end;		/* tiles of the block */
 	const uint32_t *table;
 };
@@ -471,17 +410,6 @@ index_init(void)
 }	/* namespace dcpg */
 
 using namespace dcpg;
-
-extern "C" int
-dcpg_index_quant(const struct dcpg_index_quant *a, void *stream)
-{
-	uint32_t n = a->rows * a->heads;
-
-	if (n == 0)
-		return -EINVAL;
-	quant_kernel<<<(n + 7) / 8, 256, 0, (cudaStream_t)stream>>>(*a);
-	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
-}
 
 extern "C" int
 dcpg_index_score(const struct dcpg_index_score *a, void *stream)
