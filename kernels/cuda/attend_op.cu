@@ -276,14 +276,17 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w)
 	return dcpg_value(&a, r->st);
 }
 
-/* On the device before a peer spins in it there, as dcpg_norm_init's. */
+/* merge_parts is on the device before a peer spins in it there; attend_any has
+ * more shared memory than the default for the longest lists. */
 int
 dcpg_merge_init(void)
 {
 	cudaFuncAttributes f;
 
-	return cudaFuncGetAttributes(&f, merge_parts) == cudaSuccess ? 0 :
-	    -EIO;
+	return cudaFuncGetAttributes(&f, merge_parts) == cudaSuccess &&
+	    cudaFuncSetAttribute(attend_any,
+	    cudaFuncAttributeMaxDynamicSharedMemorySize, 64 * 1024) ==
+	    cudaSuccess ? 0 : -EIO;
 }
 
 static int

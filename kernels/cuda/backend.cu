@@ -376,6 +376,7 @@ cuda_bytes(const dcpk_setup *s, dcpk_bytes *b)
 		b[i].graphs = dcpk_graph_bytes(s);
 	}
 	b[0].host = dcpg_host_bytes(c);
+	b[0].workspace += dcpg_sort_bytes(s->model.vocab, c->cap_samples);
 	free(c);
 	return 0;
 }
@@ -453,9 +454,10 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 		return fail(err, -EINVAL, "cuda: bad topology");
 	if (m->rope > 128 || m->rope % 8 != 0 || m->kv_lora % 8 != 0 ||
 	    m->idx_dim > 128 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
-	    m->topk > 8192 || m->hidden % 4 != 0 || m->hidden > 16384 ||
+	    m->topk > DCPG_MAX_K || m->hidden % 4 != 0 || m->hidden > 16384 ||
 	    m->q_lora % 4 != 0 || m->q_lora > 4096 || m->kv_lora > 4096 ||
 	    m->nope % 2 != 0 || m->experts > 1024 ||
+	    m->idx_heads * m->idx_dim > 40960 ||	/* of score_keys */
 	    m->experts > m->experts_tok * m->hidden)
 		return fail(err, -EINVAL, "cuda: model shape out of range");
 	if ((s->kv == DCPK_KV_FP8 && (m->kv_lora != 512 || m->rope != 64)) ||
@@ -569,8 +571,6 @@ cuda_close(dcpk_ctx *c)
 	free(c);
 }
 
-extern "C" void dcpg_kernel_limits(void);
-
 /* The main stream's blocks go first where both have some. */
 static bool
 streams(dcpg_rank *r)
@@ -603,10 +603,9 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	r->group = i / c->D;
 	r->dr = i % c->D;
 	cudaSetDevice(r->dev);
-	dcpg_kernel_limits();
 	if (dcpg_init() != 0 || dcpg_peer_init() != 0 ||
-	    dcpg_norm_init() != 0 || dcpg_merge_init() != 0 ||
-	    dcpg_wire_init() != 0)
+	    dcpg_norm_init() != 0 || dcpg_plain_init() != 0 ||
+	    dcpg_merge_init() != 0 || dcpg_wire_init() != 0)
 		return fail(err, -EIO, "cuda: GPU %d: %s", r->dev,
 		    cudaGetErrorString(cudaGetLastError()));
 	r->rows = (uint8_t *)pool(c, rows_bytes(c));
@@ -738,10 +737,12 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 
 	cap = p->pass == DCPK_PREFILL ? c->s.max_prefill : c->s.max_rows;
 	if (p->magic != DCPK_PLAN_MAGIC || p->version != DCPK_PLAN_VERSION ||
-	    p->n_rows == 0 || p->n_rows > cap || p->bytes > c->plan_cap)
-		return fail(err, -E2BIG, "plan of version %u with %u rows and "
-		    "%u bytes; %u rows and %zu bytes at most", p->version,
-		    p->n_rows, p->bytes, cap, c->plan_cap);
+	    p->n_rows == 0 || p->n_rows > cap || p->n_samples > c->M ||
+	    p->bytes > c->plan_cap)
+		return fail(err, -E2BIG, "plan of version %u with %u rows, %u "
+		    "samples and %u bytes; %u, %u and %zu at most",
+		    p->version, p->n_rows, p->n_samples, p->bytes, cap, c->M,
+		    c->plan_cap);
 	for (uint32_t i = 0; i < p->n_samples; i++) {
 		c->top_at[i] = n_top;
 		n_top += s[i].n_top;

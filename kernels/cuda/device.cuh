@@ -336,6 +336,7 @@ int dcpg_norm_init(void);
 int dcpg_merge_init(void);	/* attend_op.cu */
 int dcpg_wire_init(void);	/* wire.cu */
 int dcpg_in_norm(dcpk_ctx *, dcpg_rank *, uint32_t layer);
+int dcpg_plain_init(void);	/* select_op.cu: the plain selection */
 int dcpg_final_norm(dcpk_ctx *, dcpg_rank *, uint32_t s0, uint32_t n);
 int dcpg_sum_norm(dcpk_ctx *, bool attention, uint32_t layer);
 

@@ -520,10 +520,11 @@ dcpg_select_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
 	return rc != 0 ? -EIO : 0;
 }
 
-/* Once per device: kernels whose shared memory is above the default. */
-extern "C" void
-dcpg_kernel_limits(void)
+/* Once per device: shared memory above the default. */
+int
+dcpg_plain_init(void)
 {
-	cudaFuncSetAttribute(score_keys,
-	    cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024);
+	return cudaFuncSetAttribute(score_keys,
+	    cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024) ==
+	    cudaSuccess ? 0 : -EIO;
 }
