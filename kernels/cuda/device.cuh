@@ -269,9 +269,11 @@ dcpg_first_of(const dcpk_model *m, uint32_t layer)
 }
 
 /* lost.cu: the host waits for ranks, not for ever */
+uint64_t dcpg_now_ns(void);
 int dcpg_lost_open(dcpk_ctx *, dcpg_rank *);
 void dcpg_lost_close(dcpk_ctx *, dcpg_rank *);
 int dcpg_wait_end(dcpk_ctx *);	/* rank 0's `end`, the others' before it */
+int dcpg_wait_rank(dcpk_ctx *, dcpg_rank *, const char *what);	/* its work */
 int dcpg_mark(dcpk_ctx *);	/* a layer has been enqueued */
 bool dcpg_lost_peer(const dcpk_ctx *);	/* a meeting by flags was in vain */
 void dcpg_waits(dcpk_ctx *, char *buf, size_t cap);	/* any thread */
@@ -287,6 +289,7 @@ void dcpg_graphs_close(dcpk_ctx *);
 bool dcpg_graph_plan(dcpk_ctx *, const dcpk_plan *);
 int dcpg_graph_begin(dcpk_ctx *);
 int dcpg_graph_end(dcpk_ctx *);
+bool dcpg_graph_captures(const dcpk_ctx *);	/* at this moment */
 
 /* prefill.cu: a request's rows or index keys, in order of position */
 int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,

@@ -16,7 +16,6 @@
  * kernels, and their numbers are counted on the device (peer.cu).
  */
 #include <stdio.h>
-#include <time.h>
 
 #include <algorithm>
 #include <new>
@@ -38,18 +37,9 @@ struct dcpg_graphs {
 	std::vector<graph> all;
 	graph *now;		/* of this pass */
 	bool capturing;
-	double began_s;
+	uint64_t began_ns;
 	size_t free_b[DCPK_MAX_RANKS];	/* of each GPU before the capture */
 };
-
-static double
-now_s(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static bool
 own_graphs(const dcpk_ctx *c)
@@ -247,7 +237,7 @@ dcpg_graph_begin(dcpk_ctx *c)
 		gs->now->ran = true;
 		return 0;
 	}
-	gs->began_s = now_s();
+	gs->began_ns = dcpg_now_ns();
 	for (int i = 0; i < c->devices; i++) {
 		cudaSetDevice(i);
 		cudaMemGetInfo(&gs->free_b[i], &all);
@@ -316,7 +306,7 @@ end_capture(dcpk_ctx *c)
 	dcpg_graphs *gs = c->graphs;
 	uint32_t n = own_graphs(c) ? c->W : 1;
 	cudaGraph_t captured[DCPK_MAX_RANKS] = {};
-	size_t nodes = 0;
+	size_t nodes = 0, bytes;
 	int rc = n > 1 ? 0 : join(c);
 
 	gs->capturing = false;
@@ -338,11 +328,18 @@ end_capture(dcpk_ctx *c)
 		    "start with --cuda-graph-max-bs 0\n", c->rows);
 		return rc;
 	}
+	bytes = charge(c);
 	fprintf(stderr, "cuda: graph of %u rows, contexts to %u: %zu nodes, "
 	    "captured in %.1f ms, %.2f MiB of a GPU\n", c->rows,
-	    gs->now->bound, nodes, (now_s() - gs->began_s) * 1e3,
-	    (double)charge(c) / 1048576);
+	    gs->now->bound, nodes, (double)(dcpg_now_ns() - gs->began_ns) *
+	    1e-6, (double)bytes / 1048576);
 	return 0;
+}
+
+bool
+dcpg_graph_captures(const dcpk_ctx *c)
+{
+	return c->graphs != NULL && c->graphs->capturing;
 }
 
 /* Behind the logits: the pass is enqueued, at the latest now. */

@@ -144,10 +144,8 @@ move_batch(dcpk_ctx *c, const dcpk_move *m, uint32_t n, bool out)
 		    r->keys, (uint8_t *)r->scales, c->host, c->D, r->dr, out);
 		rc |= DCPG_LAUNCHED("move pages");
 	}
-	for (uint32_t i = 0; i < ranks; i++) {
-		cudaSetDevice(c->r[i].dev);
-		rc |= dcpg_ok(cudaStreamSynchronize(c->r[i].st), "move pages");
-	}
+	for (uint32_t i = 0; rc == 0 && i < ranks; i++)
+		rc = dcpg_wait_rank(c, &c->r[i], "moving pages");
 	return rc;
 }
 

@@ -1,8 +1,9 @@
 /*
- * The host's waits for ranks, none of which lasts for ever: at the end of a
- * step, and when it has enqueued DCPG_AHEAD layers more than are done (a full
- * queue of launches would hold it with no bound at all). Rank 0 stands for all:
- * it has met the others at the end of each layer, and of the step.
+ * The host's waits for ranks, none of which lasts for ever: at the end of a step
+ * or of a move of pages, and when it has enqueued DCPG_AHEAD layers more than
+ * are done (a full queue of launches would hold it with no bound at all). Rank 0
+ * stands for all: it has met the others at the end of each layer, and of the
+ * step.
  * Step thread only, but for dcpg_waits.
  *
  * What must come within DCPG_LOST_NS is a layer, or, where a graph has the
@@ -26,8 +27,8 @@ probe_kernel(uint32_t *word)
 	*word = 0;
 }
 
-static uint64_t
-now_ns(void)
+uint64_t
+dcpg_now_ns(void)
 {
 	struct timespec t;
 
@@ -97,7 +98,7 @@ dcpg_waits(dcpk_ctx *c, char *buf, size_t cap)
 static int
 give_up(dcpk_ctx *c, const char *what)
 {
-	uint64_t begun = now_ns();
+	uint64_t begun = dcpg_now_ns();
 	uint32_t stuck = 0;
 
 	c->lost = true;
@@ -105,7 +106,7 @@ give_up(dcpk_ctx *c, const char *what)
 		cudaSetDevice(c->r[i].dev);
 		probe_kernel<<<1, 1, 0, c->r[i].probe>>>(c->r[i].probe_word);
 	}
-	while (now_ns() - begun < PROBE_NS)
+	while (dcpg_now_ns() - begun < PROBE_NS)
 		;
 	for (uint32_t i = 0; i < c->W; i++) {
 		if (cudaStreamQuery(c->r[i].probe) == cudaSuccess)
@@ -126,12 +127,12 @@ give_up(dcpk_ctx *c, const char *what)
 static int
 wait_for(dcpk_ctx *c, cudaEvent_t event, const char *what)
 {
-	uint64_t begun = now_ns();
+	uint64_t begun = dcpg_now_ns();
 	cudaError_t e;
 
 	cudaSetDevice(c->r[0].dev);
 	while ((e = cudaEventQuery(event)) == cudaErrorNotReady)
-		if (now_ns() - begun > DCPG_LOST_NS)
+		if (dcpg_now_ns() - begun > DCPG_LOST_NS)
 			return give_up(c, what);
 	return dcpg_ok(e, what);
 }
@@ -148,7 +149,18 @@ dcpg_wait_end(dcpk_ctx *c)
 	return rc != 0 ? rc : wait_for(c, c->r[0].end, "a step");
 }
 
-/* A pass that is, or may become, a graph has no marks: what is captured cannot
+/* Between two steps: all that the rank has been given. */
+int
+dcpg_wait_rank(dcpk_ctx *c, dcpg_rank *r, const char *what)
+{
+	int rc;
+
+	cudaSetDevice(r->dev);
+	rc = dcpg_ok(cudaEventRecord(r->end, r->st), what);
+	return rc != 0 ? rc : wait_for(c, r->end, what);
+}
+
+/* A pass that is a graph, or becomes one, has no marks: what is captured cannot
  * be waited for. */
 int
 dcpg_mark(dcpk_ctx *c)
@@ -156,7 +168,7 @@ dcpg_mark(dcpk_ctx *c)
 	cudaEvent_t mark = c->mark[c->marks % DCPG_AHEAD];
 	int rc = 0;
 
-	if (c->padded)
+	if (c->replay || dcpg_graph_captures(c))
 		return 0;
 	if (c->marks >= DCPG_AHEAD)
 		rc = wait_for(c, mark, "a layer");
