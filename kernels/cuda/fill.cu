@@ -3,22 +3,14 @@
  * Values are of the size of real ones (about 1), every format's own bytes, no
  * NaN; ranks of the same place in their groups get the same. Between steps.
  */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/rowops.cuh"
 
 /* A scale that makes e4m3 bytes of any exponent have an rms of about 1. */
 #define FP8_SCALE (1.0f / 128)
 
-__device__ static inline uint32_t
-mix(uint64_t x)
-{
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-	return (uint32_t)(x >> 32);
-}
-
 /* Four e4m3 values: 0x7f and 0xff would be NaN, 0x7e and 0xfe are 448. */
 __device__ static inline uint32_t
-four_e4m3(uint32_t w)
+no_nan(uint32_t w)
 {
 	uint32_t nan = w & (w >> 1) & (w >> 2) & (w >> 3) & (w >> 4) &
 	    (w >> 5) & (w >> 6) & 0x01010101u;
@@ -44,9 +36,10 @@ fill_words(uint32_t *p, uint64_t words, uint32_t bytes, uint32_t n8,
 	for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
 	    i < words; i += (uint64_t)gridDim.x * blockDim.x) {
 		uint32_t at = (uint32_t)(i * 4 % bytes);
-		uint32_t w = mix(seed + i * 0x9e3779b97f4a7c15ull);
+		uint32_t w = (uint32_t)(mix(seed + i *
+		    0x9e3779b97f4a7c15ull) >> 32);
 
-		p[i] = at < n8 ? four_e4m3(w) : at < n8 + ns ?
+		p[i] = at < n8 ? no_nan(w) : at < n8 + ns ?
 		    __float_as_uint(FP8_SCALE) : two_bf16(w);
 	}
 }

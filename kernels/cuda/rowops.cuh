@@ -110,6 +110,15 @@ e4m3x4(float4 v, float scale)
 	    to_e4m3(v.z / scale) << 16 | (uint32_t)to_e4m3(v.w / scale) << 24;
 }
 
+/* The end of SplitMix64. */
+__device__ static inline uint64_t
+mix(uint64_t x)
+{
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+	return x ^ x >> 31;
+}
+
 /* Element d of a KV row (c + r elements). */
 __device__ static inline float
 row_at(const uint8_t *row, enum dcpk_kv kv, uint32_t c, uint32_t d)

@@ -85,14 +85,6 @@ bit(const uint32_t *bits, uint32_t i)
 	return !bits || (bits[i / 32] >> i % 32 & 1);
 }
 
-__device__ static uint64_t
-mix(uint64_t x)
-{
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-	return x ^ x >> 31;
-}
-
 __device__ static double
 uniform(uint64_t seed, uint32_t index)
 {

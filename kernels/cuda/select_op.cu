@@ -10,6 +10,7 @@
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/rowops.cuh"
 
+#include "kernels/cuda/digit.cuh"
 struct score_args {
 	const float *iq, *iw;	/* [m][hi][dim], [m][hi] */
 	const uint32_t *own;
@@ -101,15 +102,7 @@ score_keys(score_args a)
 __device__ static inline uint32_t
 order_of(float f)
 {
-	uint32_t u;
-
-	if (f != f)
-		return 0xffffffffu;
-	if (f == 0)
-		f = 0;
-	u = __float_as_uint(f);
-	u = u & 0x80000000u ? ~u : u | 0x80000000u;
-	return ~u;
+	return ~dcpg::score_key(f);
 }
 
 struct pick_args {

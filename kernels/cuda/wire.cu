@@ -43,19 +43,6 @@ struct landing {
 	dcpg_peers<float> scale, lse;	/* [D][rows][Hr][tiles], .. [Hr] */
 };
 
-/* Quotients by IEEE division: the CPU backend gives the same bytes. */
-__device__ static inline uint32_t
-four_e4m3(const float *x, float scale)
-{
-	uint32_t lo, hi;
-
-	lo = __nv_cvt_float2_to_fp8x2(make_float2(x[0] / scale, x[1] / scale),
-	    __NV_SATFINITE, __NV_E4M3);
-	hi = __nv_cvt_float2_to_fp8x2(make_float2(x[2] / scale, x[3] / scale),
-	    __NV_SATFINITE, __NV_E4M3);
-	return lo | hi << 16;
-}
-
 __device__ static inline void
 load8(float *x, const bf16 *p)
 {
@@ -97,8 +84,9 @@ send_parts(const bf16 *o, const float *lse, const __grid_constant__ landing to,
 		scale = a / 448;
 		if (d < s.c)
 			*(uint2 *)(to.w8.p[s.first + e] + at * s.c + d) =
-			    scale == 0 ? make_uint2(0, 0) : make_uint2(
-			    four_e4m3(x, scale), four_e4m3(x + 4, scale));
+			    make_uint2(e4m3x4(make_float4(x[0], x[1], x[2],
+			    x[3]), scale), e4m3x4(make_float4(x[4], x[5],
+			    x[6], x[7]), scale));
 		if (lane == 0)
 			to.scale.p[s.first + e][at * s.tiles + k] = scale;
 		if (lane == 0 && k == 0)
