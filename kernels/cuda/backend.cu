@@ -1,9 +1,10 @@
 /*
  * The CUDA backend's table: opening, its memory, the start and end of a step.
  *
- * Memory is taken in `open` and by `load`, never in a step: per rank one
- * allocation for KV rows, one for index keys, one for their scales, and one
- * workspace, laid out by the same function (carve) that counts it.
+ * Memory is taken in `open` and by `load`: per rank one allocation for KV rows,
+ * one for index keys, one for their scales, and one workspace, laid out by the
+ * same function (carve) that counts it. A step takes none, but for graphs when
+ * they are captured.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -375,8 +376,8 @@ cuda_bytes(const dcpk_setup *s, dcpk_bytes *b)
 		b[i].workspace = carve(c, &c->r[i], i, NULL);
 		b[i].graphs = dcpk_graph_bytes(s);
 	}
-	b[0].host = dcpg_host_bytes(c);
 	b[0].workspace += dcpg_sort_bytes(s->model.vocab, c->cap_samples);
+	b[0].host = dcpg_host_bytes(c);
 	free(c);
 	return 0;
 }
@@ -456,8 +457,8 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	    m->idx_dim > 128 || m->idx_dim % 4 != 0 || m->experts_tok > 32 ||
 	    m->topk > DCPG_MAX_K || m->hidden % 4 != 0 || m->hidden > 16384 ||
 	    m->q_lora % 4 != 0 || m->q_lora > 4096 || m->kv_lora > 4096 ||
-	    m->nope % 2 != 0 || m->experts > 1024 ||
 	    m->idx_heads * m->idx_dim > 40960 ||	/* of score_keys */
+	    m->nope % 2 != 0 || m->experts > 1024 ||
 	    m->experts > m->experts_tok * m->hidden)
 		return fail(err, -EINVAL, "cuda: model shape out of range");
 	if ((s->kv == DCPK_KV_FP8 && (m->kv_lora != 512 || m->rope != 64)) ||

@@ -156,10 +156,10 @@ struct dcpg_experts {
 	const float *x_scale;	/* fp8: [k / 128][x_scale_ld], by row of x */
 	uint32_t x_scale_ld;
 	const uint32_t *slot_row;	/* NULL: x is by slot */
-	const void *w, *w2;	/* [experts][n][k] bf16; fp8: each expert's e4m3,
-				   then its scales (keep.h) */
+	const void *w, *w2;	/* [experts][n][k] bf16; fp8: each expert's
+				   e4m3, then its scales (keep.h) */
 	const float *scale, *scale2;	/* fp8, one matrix: where these are
-				   elsewhere, or NULL */
+					   elsewhere, or NULL */
 	const uint32_t *first, *tile0, *tile_e;	/* of dcpg_slots */
 	uint32_t rows, each, experts, n, k;
 	bool fp8;
@@ -290,10 +290,10 @@ int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
  * what all offered. Where that does not do, it reads all ranks' scores. With
  * `peer` dcpg_select does both: offers go to[e], into rank e's memory, and come
  * from[e], in this rank's; a key, or lo and hi of a window, that is not there
- * yet is DCPG_NO_OFFER, so they must all be before the first call, and are after
- * each. Ranks must meet between two calls. With events two calls: dcpg_select_offer (to of
- * the rank itself alone), then, when the ranks have met, dcpg_select (from[e]
- * is where rank e put them).
+ * yet is DCPG_NO_OFFER, so they must all be before the first call, and are
+ * after each. Ranks must meet between two calls. With events two calls:
+ * dcpg_select_offer (to of the rank itself alone), then, when the ranks have
+ * met, dcpg_select (from[e] is where rank e put them).
  *
  * `table`, `table_at` and `len` are older than the kernel before: read early.
  */
@@ -332,12 +332,12 @@ int dcpg_select_offer(const struct dcpg_select *, void *stream);
 /* --- outputs to values (value.cu) ---------------------------------------- */
 
 /*
- * For every row i and head h of this rank, with p_e, l_e rank e's partial output
- * and LSE of it (NaN, +inf, -inf: none):
+ * For every row i and head h of this rank, with p_e, l_e rank e's partial
+ * output and LSE of it (NaN, +inf, -inf: none):
  *   o = sum_e exp(l_e - max l) p_e / sum_e exp(l_e - max l), or 0; as bf16
  *   y[i][h][n] = sum_c w[h][n][c] * o[c]
- * One rank: o is its output. Arrays by rank of the group, in that rank's memory;
- * ranks meet before they are read: by events, or inside (peer).
+ * One rank: o is its output. Arrays by rank of the group, in that rank's
+ * memory; ranks meet before they are read: by events, or inside (peer).
  */
 struct dcpg_value {
 	const void *part[DCPK_MAX_RANKS]; /* [rows][ranks * heads][512] bf16 */

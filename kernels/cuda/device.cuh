@@ -104,9 +104,9 @@ struct dcpg_rank {
 	uint32_t *row_len;	/* [M] prefill: keys that a row sees, by slot */
 	uint32_t *table_at, *shard_n;	/* [rows]: page table, local keys */
 	uint32_t *row_n;		/* [rows]: keys on all ranks */
-	uint32_t *hist;			/* [rows][DCPG_BINS], own; 0 between uses */
-	/* Keys near the boundary: of the group's ranks, written by them, or, with
-	 * events, of this one (its dr); see dcpg_select. */
+	uint32_t *hist;			/* [rows][DCPG_BINS]; 0 between uses */
+	/* Keys near the boundary: of the group's ranks, written by them, or,
+	 * with events, of this one (its dr); see dcpg_select. */
 	uint64_t *offer;		/* [D][max_rows][cap] */
 	struct dcpg_window *window;	/* [D][max_rows] */
 	uint32_t *offer_n;		/* [max_rows] own, 0 between uses */
@@ -190,7 +190,7 @@ struct dcpk_ctx {
 
 	struct dcpg_stuck *stuck;	/* pinned, [W]; DCPK_COMM_PEER */
 	struct dcpg_nccl *nccl;		/* DCPK_COMM_NCCL, W > 1 */
-	std::atomic<bool> ending;	/* the host waits for the ranks' `end` */
+	std::atomic<bool> ending;	/* the host waits for ranks' `end` */
 	cudaEvent_t mark[DCPG_AHEAD];	/* rank 0: its last layers' ends */
 	uint32_t marks;			/* layers enqueued in this step */
 	bool lost;			/* a rank never came: nothing is waited
@@ -200,7 +200,7 @@ struct dcpk_ctx {
 	dcpk_move *moves;	/* pinned: those of one launch */
 };
 
-/* Candidates of one rank's boundary bin that cross ranks in decode. */
+/* Keys of a row that a rank can offer in decode, see dcpg_select. */
 #define DCPG_OFFER_CAP 2048u
 
 /* Floats of a rank's scores in prefill: more rows are done in slices. */
@@ -336,10 +336,10 @@ int dcpg_push_q(dcpk_ctx *, dcpg_rank *);
 /* norm.cu: h of a layer's attention; hs of n samples; attention's or the FFN's
  * partials of all ranks into x, and the h that comes next */
 int dcpg_norm_init(void);
+int dcpg_plain_init(void);	/* select_op.cu: the plain selection */
 int dcpg_merge_init(void);	/* attend_op.cu */
 int dcpg_wire_init(void);	/* wire.cu */
 int dcpg_in_norm(dcpk_ctx *, dcpg_rank *, uint32_t layer);
-int dcpg_plain_init(void);	/* select_op.cu: the plain selection */
 int dcpg_final_norm(dcpk_ctx *, dcpg_rank *, uint32_t s0, uint32_t n);
 int dcpg_sum_norm(dcpk_ctx *, bool attention, uint32_t layer);
 

@@ -194,7 +194,7 @@ finish(const float (&d)[32], uint32_t w_at, uint32_t len, uint32_t key,
 }
 
 /* A computing warpgroup. All tiles' products of a step are under way at once;
- * while the last of them are weighted, other warpgroups have the tensor cores. */
+ * while the last are weighted, other warpgroups have the tensor cores. */
 template <int H>
 __device__ inline void
 work(Shared &s, const struct dcpg_index_rows &g, const Job &job, uint32_t skip)

@@ -12,10 +12,10 @@
 namespace dcpg {
 
 /*
- * Eight values, sum_e exp(l_e - max l) p_e / sum_e exp(l_e - max l) as bf16, or 0
- * where no rank has any (-inf; NaN and +inf are empty too). Rank e's are at
- * part[e] + at * c + col, its LSE at lse[e] + at. In rank order; what four ranks
- * have is under way at once, since most of it comes from peers' memory.
+ * Eight values, sum_e exp(l_e - max l) p_e / sum_e exp(l_e - max l) as bf16, or
+ * 0 where no rank has any (-inf; NaN and +inf are empty too). Rank e's are at
+ * part[e] + at * c + col, its LSE at lse[e] + at. In rank order; what four
+ * ranks have is under way at once, since most of it comes from peers' memory.
  */
 __device__ inline uint4
 merge_eight(const __nv_bfloat16 *const *part, const float *const *lse,

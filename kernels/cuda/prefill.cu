@@ -2,9 +2,10 @@
  * The selection of prefill: which rank selects for which rows, the fast way
  * over them, and lists on their way to the ranks that attend (doc/design.md 3).
  *
- * Rows are dealt out to all ranks (under CP to the cp ranks, and the tp ranks of
- * each do the same), so each scores its part against all keys of the request: those in its own pool where D is 1, else
- * gathered into one run. What does not fit into the scores is done in slices.
+ * Rows are dealt out to all ranks (under CP to the cp ranks, and the tp ranks
+ * of each do the same), so each scores its part against all keys of the
+ * request: those in its own pool where D is 1, else gathered into one run. What
+ * does not fit into the scores is done in slices.
  */
 #include <algorithm>
 #include <vector>

@@ -249,9 +249,8 @@ choose(choose_args a)
 }
 
 /*
- * After the sort by (z desc, id asc): top_k, top_p, min_p and the draw. One
- * thread a sample; the candidates are few but for open draws, where a block
- * would help: see doc/cuda.md.
+ * After the sort by (z desc, id asc): top_k, top_p, min_p and the draw. A block
+ * sums, one thread draws; it walks few candidates but for open draws.
  */
 __global__ void
 draw(const dcpk_sample *samples, const float *z, const uint32_t *ids,

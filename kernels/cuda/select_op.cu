@@ -1,16 +1,18 @@
 /*
- * Selection (doc/design.md 5): index scores, and the exact top-k by (score desc,
- * position asc) over all shards.
+ * Selection (doc/design.md 5): index scores, and the exact top-k by (score
+ * desc, position asc) over all shards.
  *
- * Decode: a rank scores its own keys; to pick, every rank of the group reads
- * the group's scores through peer memory, finds the same threshold and keeps
- * its own winners as local pool rows. Prefill: keys are gathered, query rows
- * are split over all ranks (CP: a row's owner), and the lists are exchanged.
+ * Decode: a rank scores its own keys and keeps its own winners as local pool
+ * rows. Prefill: keys are gathered, query rows are split over all ranks (CP: a
+ * row's owner), and the lists are exchanged. With fp8 keys of 128 the work is
+ * done by index.cu, index_rows.cu and select.cu; here are plain kernels for any
+ * other shape, in which every rank of a group reads the group's scores through
+ * peer memory and finds the same threshold.
  */
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/digit.cuh"
 #include "kernels/cuda/rowops.cuh"
 
-#include "kernels/cuda/digit.cuh"
 struct score_args {
 	const float *iq, *iw;	/* [m][hi][dim], [m][hi] */
 	const uint32_t *own;

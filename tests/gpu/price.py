@@ -4,14 +4,14 @@
     price.py FWD LIBDCP_CUDA PART...
 
 PART is block or step, of v32 or glm (block-v32, step-glm, ..), block-fp8 and
-step-fp8 (V3.2's, FP8 weights kept), batch-v32, batch-glm, wire, or quick. Random weights in the shapes of DeepSeek-V3.2 or
-GLM-5.2, few layers; every request has a context of its own in a pool of random
-rows, so that they come from memory. Ranks meet by flags, passes are graphs. A
-pass's time is host time around it, the median after the first six; that of a
-layer is the difference between a model of more layers and one of fewer, since
-the embedding, the head, sampling and the host's own work come once a pass. The
-first layers of a pass take longer, where ranks wait for those that start last:
-both have some.
+step-fp8 (V3.2's, FP8 weights kept), batch-v32, batch-glm, wire, or quick.
+Random weights in the shapes of DeepSeek-V3.2 or GLM-5.2, few layers; every
+request has a context of its own in a pool of random rows, so that they come
+from memory. Ranks meet by flags, passes are graphs. A pass's time is host time
+around it, the median after the first six; that of a layer is the difference
+between a model of more layers and one of fewer, since the embedding, the head,
+sampling and the host's own work come once a pass. The first layers of a pass
+take longer, where ranks wait for those that start last: both have some.
 
 block   FFN is next to nothing, so that attention is what is left. GLM: layers
         with an index of their own, and with another's (1 in 4 has its own).
