@@ -1,15 +1,15 @@
 #!/bin/sh
 # Build the kernels of dcpg.h and their test programs, one file at a time:
 #   kernels/cuda/build.sh OUTDIR
-# leaves libdcpg.so, kernel_test, kernel_bench, peer_test,
-# libfault.so and libtrace.so there;
-# the backend that calls them is not among it. NVCC names the compiler.
+# leaves libdcpg.so, kernel_test, kernel_bench, peer_test, libfault.so and
+# libtrace.so there; the backend that calls them is not among it. Warnings are
+# errors. NVCC names the compiler.
 set -e
 cd "$(dirname "$0")/../.."
 out=${1:?usage: kernels/cuda/build.sh OUTDIR}
 nvcc=${NVCC:-nvcc}
 flags="-std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I.
-	-Xcompiler -Wall,-fPIC -lineinfo"
+	-Xcompiler -Wall,-fPIC -Werror all-warnings -lineinfo"
 mkdir -p "$out"
 
 build() {	# SOURCE: compiled when it or a header is newer than its object

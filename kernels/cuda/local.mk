@@ -34,7 +34,7 @@ cuda_objects = $(cuda_sources:.cu=.o) kernels/cuda/dequant.o \
 	kernels/cuda/prim.o
 CLEANFILES += libdcp_cuda.so $(cuda_objects)
 NVCC_FLAGS = -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \
-	-Xcompiler -Wall,-fPIC,-fvisibility=hidden
+	-Xcompiler -Wall,-fPIC,-fvisibility=hidden $(NVCC_WERROR)
 
 SUFFIXES = .cu
 .cu.o:
