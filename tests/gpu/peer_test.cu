@@ -203,6 +203,8 @@ close_ranks(std::vector<Rank> &all)
 	for (Rank &r : all) {
 		CHECK(cudaSetDevice(r.dev));
 		CHECK(cudaStreamDestroy(r.st));
+		CHECK(cudaEventDestroy(r.t0));
+		CHECK(cudaEventDestroy(r.t1));
 		CHECK(cudaFree(r.flags));
 		CHECK(cudaFree(r.own));
 		CHECK(cudaFree(r.in));
