@@ -291,17 +291,3 @@ dcpd_client_unref(struct dcpd_client *c)
 	free(c);
 	ipc_unref(ipc);
 }
-
-uint64_t
-dcpd_client_id(const struct dcpd_client *c)
-{
-	DCPD_CHECK(c, CLIENT_MAGIC);
-	return c->id;
-}
-
-pid_t
-dcpd_client_pid(const struct dcpd_client *c)
-{
-	DCPD_CHECK(c, CLIENT_MAGIC);
-	return c->cred.pid;
-}

@@ -103,8 +103,6 @@ int dcpd_ipc_reserve(struct dcpd_client *, uint64_t id, uint32_t max_tokens,
 
 struct dcpd_client *dcpd_client_ref(struct dcpd_client *);
 void dcpd_client_unref(struct dcpd_client *);
-uint64_t dcpd_client_id(const struct dcpd_client *);
-pid_t dcpd_client_pid(const struct dcpd_client *);
 
 /* JSON for `dcpctl clients`: id, pid, uid, requests, queued bytes, age. */
 char *dcpd_ipc_clients_json(struct dcpd_ipc *);

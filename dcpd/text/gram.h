@@ -81,7 +81,6 @@ uint32_t gram_state(struct gram_nfa *);
 void gram_edge(struct gram_nfa *, uint32_t from, uint32_t to, uint8_t lo,
     uint8_t hi);
 void gram_eps(struct gram_nfa *, uint32_t from, uint32_t to);
-void gram_bytes(struct gram_nfa *, uint32_t from, uint32_t to, const char *);
 
 struct gram_range { uint32_t lo, hi; };	/* code points */
 /*

@@ -66,17 +66,6 @@ gram_eps(struct gram_nfa *a, uint32_t from, uint32_t to)
 	add_edge(a, (struct gram_edge){ .from = from, .to = to, .eps = true });
 }
 
-void
-gram_bytes(struct gram_nfa *a, uint32_t from, uint32_t to, const char *s)
-{
-	for (; *s != '\0'; s++) {
-		uint32_t next = s[1] == '\0' ? to : gram_state(a);
-
-		gram_edge(a, from, next, (uint8_t)*s, (uint8_t)*s);
-		from = next;
-	}
-}
-
 /* The bytes of lo..hi, which have the same number n of them. */
 static void
 utf8_same(struct gram_nfa *a, uint32_t from, uint32_t to, const uint8_t *lo,

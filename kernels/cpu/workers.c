@@ -195,12 +195,6 @@ dcpc_workers_free(struct dcpc_workers *w)
 	free(w);
 }
 
-uint32_t
-dcpc_workers_n(const struct dcpc_workers *w)
-{
-	return w->threads;
-}
-
 void
 dcpc_workers_waits(const struct dcpc_workers *w, char *buf, size_t cap)
 {

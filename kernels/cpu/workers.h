@@ -15,7 +15,6 @@ typedef void dcpc_task_fn(void *arg, uint32_t task, uint32_t thread);
 
 int dcpc_workers_new(uint32_t threads, struct dcpc_workers **);
 void dcpc_workers_free(struct dcpc_workers *);
-uint32_t dcpc_workers_n(const struct dcpc_workers *);
 void dcpc_workers_run(struct dcpc_workers *, uint32_t n, dcpc_task_fn *fn,
     void *arg);
 /*

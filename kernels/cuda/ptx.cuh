@@ -58,12 +58,6 @@ lds128(uint32_t a)
 }
 
 __device__ inline void
-sts16(uint32_t a, uint16_t v)
-{
-	asm volatile("st.shared.b16 [%0], %1;" :: "r"(a), "h"(v) : "memory");
-}
-
-__device__ inline void
 sts32(uint32_t a, uint32_t v)
 {
 	asm volatile("st.shared.b32 [%0], %1;" :: "r"(a), "r"(v) : "memory");
@@ -588,15 +582,6 @@ mul_f16x2(uint32_t a, uint32_t b)
 	uint32_t r;
 
 	asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-	return r;
-}
-
-__device__ inline uint32_t
-mul_bf16x2(uint32_t a, uint32_t b)
-{
-	uint32_t r;
-
-	asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
 	return r;
 }
 
