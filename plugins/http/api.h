@@ -18,6 +18,7 @@ void models_list(struct call *);
 void models_one(struct call *);
 void health(struct call *);
 void server_info(struct call *);
+void model_info(struct call *);
 void flush_cache(struct call *);
 void abort_request(struct call *);
 

@@ -94,6 +94,19 @@ server_info(struct call *call)
 	call_reply_json(call, 200, o);
 }
 
+/* SGLang's, which its router and benchmarks ask. */
+void
+model_info(struct call *call)
+{
+	struct http *http = call_http(call);
+	const char *name = engine_model(http->engine);
+
+	if (engine_is_ready(http->engine, call))
+		call_reply_json(call, 200, json_pack("{s:s, s:s, s:b}",
+		    "model_path", name, "tokenizer_path", name,
+		    "is_generation", 1));
+}
+
 void
 flush_cache(struct call *call)
 {

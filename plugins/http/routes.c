@@ -35,6 +35,16 @@ const struct route routes[] = {
 	{ "GET", "/get_server_info", 0, server_info, NULL },
 	{ "POST", "/flush_cache", 0, flush_cache, NULL },
 	{ "POST", "/abort_request", 0, abort_request, NULL },
+	/* What llama.cpp, SGLang and vLLM have, and probes and clients ask. */
+	{ "GET", "/v1/health", ROUTE_PUBLIC, health, NULL },
+	{ "GET", "/health_generate", ROUTE_PUBLIC, health, NULL },
+	{ "GET", "/ping", ROUTE_PUBLIC, health, NULL },
+	{ "GET", "/version", 0, server_info, NULL },
+	{ "GET", "/model_info", 0, model_info, NULL },
+	{ "GET", "/get_model_info", 0, model_info, NULL },
+	{ "POST", "/v1/tokenize", 0, tokenize, NULL },
+	{ "POST", "/v1/detokenize", 0, detokenize, NULL },
+	{ "POST", "/reset_prefix_cache", 0, flush_cache, NULL },
 	{ NULL, NULL, 0, NULL, NULL },
 };
 

@@ -723,10 +723,24 @@ def models(d):
     assert status == 404
     assert json.loads(raw)["error"]["code"] == "model_not_found"
     assert chat(d, max_tokens=1)["model"] == m["id"]
-    for path in ("/server_info", "/get_server_info"):
+    for path in ("/model_info", "/get_model_info"):
+        o = json.loads(d.ask("GET", path)[2])
+        assert o["model_path"] == m["id"] and o["is_generation"] is True, o
+    for path in ("/server_info", "/get_server_info", "/version"):
         o = json.loads(d.ask("GET", path)[2])
         assert o["model"] == m["id"] and o["state"] == "ready", o
         assert o["max_model_len"] == m["max_model_len"] and o["version"]
+
+
+def names_that_others_have(d):
+    for path in ("/v1/health", "/health_generate", "/ping"):
+        status, _, raw = d.ask("GET", path)
+        assert status == 200 and json.loads(raw) == {"status": "ready"}
+    ids = d.post("/tokenize", {"prompt": "The river"})
+    assert d.post("/v1/tokenize", {"prompt": "The river"}) == ids
+    assert d.post("/v1/detokenize", {"tokens": ids["tokens"]})["text"] == \
+        "The river"
+    assert d.post("/reset_prefix_cache", {})["success"] is True
 
 
 def tokens_there_and_back(d):
@@ -780,4 +794,4 @@ with HttpDaemon("--max-context", 600) as daemon:
         a_prompt_too_long_is_400_before_the_stream,
         sixteen_tokens_are_fewer_where_fewer_fit,
         chat_goes_to_the_end_of_the_context, a_repeated_prompt_is_cached,
-        models, tokens_there_and_back, user_text_stays_text_or_not)
+        models, names_that_others_have, tokens_there_and_back, user_text_stays_text_or_not)

@@ -452,8 +452,11 @@ def keys_guard_all_but_health(_):
     try:
         with Configured({"api_key_file": path, "max_connections": 50},
                         *NULL) as d:
-            assert d.ask("GET", "/health")[0] == 200
+            for p in ("/health", "/v1/health", "/health_generate", "/ping"):
+                assert d.ask("GET", p)[0] == 200, p
             for method, p in (("GET", "/v1/models"), ("GET", "/nowhere"),
+                              ("GET", "/version"), ("GET", "/model_info"),
+                              ("POST", "/reset_prefix_cache"),
                               ("POST", "/v1/completions"), ("GET", "/"),
                               ("OPTIONS", "/v1/models"),
                               ("POST", "/flush_cache"), ("GET", "/metrics"),
