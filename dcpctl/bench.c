@@ -273,7 +273,8 @@ driven(int argc, char **argv, bool decode)
 	if (rc == 0 && (b.streams == 0 || b.prompt == 0 || b.tokens == 0 ||
 	    b.streams > 65536 || b.prompt > 1u << 24 || b.tokens > 1u << 24))
 		rc = ctl_fail(CTL_USAGE, "bench: --streams, --prompt-tokens "
-		    "and --max-tokens: at least 1");
+		    "and --max-tokens: at least 1, at most 65536 streams of "
+		    "%u tokens", 1u << 24);
 	if (rc == 0)
 		rc = run(&b, argv[0]);
 	if (b.dcp != NULL)

@@ -268,11 +268,12 @@ ask(struct chat *c, const char *question)
 	char *text;
 	int rc;
 
-	json_array_append_new(c->messages, json_pack("{s:s,s:s}", "role",
-	    "user", "content", question));
+	if (json_array_append_new(c->messages, json_pack("{s:s,s:s}", "role",
+	    "user", "content", question)) != 0)
+		return ctl_fail(CTL_USAGE, "the question is not UTF-8");
 	text = json_dumps(c->messages, JSON_COMPACT);
 	if (text == NULL)
-		return ctl_fail(CTL_USAGE, "the question is not UTF-8");
+		return ctl_fail(CTL_FAILED, "no memory for the question");
 	c->req.input = DCP_INPUT_CHAT;
 	c->req.data = text;
 	c->req.len = strlen(text);
@@ -351,13 +352,13 @@ set_up(struct chat *c, const char *system, const char *tools, bool no_think,
 	int rc = CTL_OK;
 
 	c->messages = json_array();
-	if (system != NULL)
-		json_array_append_new(c->messages, json_pack("{s:s,s:s}",
-		    "role", "system", "content", system));
+	if (system != NULL && json_array_append_new(c->messages,
+	    json_pack("{s:s,s:s}", "role", "system", "content", system)) != 0)
+		rc = ctl_fail(CTL_USAGE, "--system is not UTF-8");
 	if (no_think)
 		json_object_set_new(o, "chat_template_kwargs",
 		    json_pack("{s:b}", "enable_thinking", 0));
-	if (tools != NULL)
+	if (rc == CTL_OK && tools != NULL)
 		rc = read_tools(tools, o);
 	if (rc == CTL_OK)
 		rc = ctl_format(s, o);

@@ -20,6 +20,16 @@ does Ann have now?" "Ann has 2 pears. Ben gives Ann 3 more. How many pears \
 does Ann have now?" | ctl chat --temperature 0 >"$work/two" ||
     fail "two questions"
 grep -qx 42 "$work/two" || fail "the first answer: $(cat "$work/two")"
+# What is no text is said, and not asked without it.
+for what in question system; do
+	rc=0
+	case $what in
+	question) ctl chat -- "$(printf 'a\377')" ;;
+	system) ctl chat --system "$(printf '\377')" -- a ;;
+	esac >"$work/o" 2>"$work/err" || rc=$?
+	[ $rc = 2 ] && grep -q "$what is not UTF-8" "$work/err" ||
+	    fail "a $what that is not UTF-8 ends with $rc: $(cat "$work/err")"
+done
 ctl check >/dev/null || fail "invariants"
 ctl status -j >"$work/o"
 json "$work/o" 'o["counters"]["requests_finished"] == 3 and
