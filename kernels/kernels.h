@@ -6,9 +6,9 @@
  * with their own indexer), attend_merge, attn_out, ffn; then head, sample,
  * step_end(result). The walk is written once, in dcpd/model/forward.c.
  *
- * Ranks. A rank is state, not a thread: the walker passes DCPK_ALL_RANKS and an
- * operation runs for all ranks. On the CPU phase by phase, a collective being a
- * phase boundary; on CUDA it enqueues every rank's work and returns.
+ * Ranks. A rank is state, not a thread: an operation runs for all of them. On
+ * the CPU phase by phase, a collective being a phase boundary; on CUDA it
+ * enqueues every rank's work and returns.
  *
  * Functions return 0 or -errno and put one line into err->text on failure.
  */
@@ -21,8 +21,7 @@
 
 #include "kernels/layout.h"
 
-#define DCPK_ABI 5u
-#define DCPK_ALL_RANKS UINT32_MAX
+#define DCPK_ABI 6u
 #define DCPK_MAX_LAYERS 256u
 #define DCPK_MAX_RANKS 64u
 
@@ -328,18 +327,17 @@ struct dcpk_backend {
 	void (*actual)(struct dcpk_ctx *, struct dcpk_bytes *);
 	int (*measure)(struct dcpk_ctx *, struct dcpk_speed *);
 
-	int (*step_begin)(struct dcpk_ctx *, uint32_t rank,
-	    const struct dcpk_plan *, struct dcpk_err *);
-	int (*embed)(struct dcpk_ctx *, uint32_t rank);
-	int (*attn_in)(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-	int (*select)(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-	int (*attend_merge)(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-	int (*attn_out)(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-	int (*ffn)(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-	int (*head)(struct dcpk_ctx *, uint32_t rank);
-	int (*sample)(struct dcpk_ctx *, uint32_t rank);
-	int (*step_end)(struct dcpk_ctx *, uint32_t rank,
-	    struct dcpk_result *);
+	int (*step_begin)(struct dcpk_ctx *, const struct dcpk_plan *,
+	    struct dcpk_err *);
+	int (*embed)(struct dcpk_ctx *);
+	int (*attn_in)(struct dcpk_ctx *, uint32_t layer);
+	int (*select)(struct dcpk_ctx *, uint32_t layer);
+	int (*attend_merge)(struct dcpk_ctx *, uint32_t layer);
+	int (*attn_out)(struct dcpk_ctx *, uint32_t layer);
+	int (*ffn)(struct dcpk_ctx *, uint32_t layer);
+	int (*head)(struct dcpk_ctx *);
+	int (*sample)(struct dcpk_ctx *);
+	int (*step_end)(struct dcpk_ctx *, struct dcpk_result *);
 
 	/*
 	 * Between two steps: the rows, index keys and scales of n pages, in all

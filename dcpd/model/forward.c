@@ -1,7 +1,5 @@
 /*
- * One step on any backend: the list of operations, written once. On the CPU
- * the caller walks it for all ranks. Backends with a thread per rank walk the
- * same list in each of them.
+ * One step on any backend: the list of operations, written once.
  */
 #include "config.h"
 
@@ -13,45 +11,44 @@
 
 static int
 walk(const struct dcpk_backend *b, struct dcpk_ctx *c,
-    const struct dcpk_model *m, const struct dcpk_plan *p, uint32_t rank,
-    uint64_t *attend_ns)
+    const struct dcpk_model *m, const struct dcpk_plan *p, uint64_t *attend_ns)
 {
 	uint32_t layer;
 	uint64_t t;
 	int rc;
 
 	dcpd_stats_at(DCPD_OP_embed, 0);
-	rc = b->embed(c, rank);
+	rc = b->embed(c);
 	for (layer = 0; rc == 0 && layer < m->layers; layer++) {
 		dcpd_stats_at(DCPD_OP_attn_in, layer);
-		rc = b->attn_in(c, rank, layer);
+		rc = b->attn_in(c, layer);
 		if (rc == 0 && m->full[layer]) {
 			dcpd_stats_at(DCPD_OP_select, layer);
-			rc = b->select(c, rank, layer);
+			rc = b->select(c, layer);
 		}
 		if (rc == 0) {
 			dcpd_stats_at(DCPD_OP_attend_merge, layer);
 			t = dcpd_now_ns();
-			rc = b->attend_merge(c, rank, layer);
+			rc = b->attend_merge(c, layer);
 			*attend_ns += dcpd_now_ns() - t;
 		}
 		if (rc == 0) {
 			dcpd_stats_at(DCPD_OP_attn_out, layer);
-			rc = b->attn_out(c, rank, layer);
+			rc = b->attn_out(c, layer);
 		}
 		if (rc == 0) {
 			dcpd_stats_at(DCPD_OP_ffn, layer);
-			rc = b->ffn(c, rank, layer);
+			rc = b->ffn(c, layer);
 		}
 		if (rc != 0)
 			return rc;
 	}
 	if (rc == 0 && p->n_samples != 0) {
 		dcpd_stats_at(DCPD_OP_head, m->layers);
-		rc = b->head(c, rank);
+		rc = b->head(c);
 		if (rc == 0) {
 			dcpd_stats_at(DCPD_OP_sample, m->layers);
-			rc = b->sample(c, rank);
+			rc = b->sample(c);
 		}
 	}
 	return rc;
@@ -68,15 +65,14 @@ dcpd_forward(const struct dcpk_backend *b, struct dcpk_ctx *c,
 	int rc;
 
 	dcpd_stats_at(DCPD_OP_step_begin, 0);
-	rc = b->step_begin(c, DCPK_ALL_RANKS, p, &ke);
+	rc = b->step_begin(c, p, &ke);
 	if (rc != 0)
 		return dcpd_fail(err, rc, "step %llu: %s",
 		    (unsigned long long)p->step, ke.text);
-	rc = walk(b, c, m, p, DCPK_ALL_RANKS,
-	    attend_ns != NULL ? attend_ns : &unused);
+	rc = walk(b, c, m, p, attend_ns != NULL ? attend_ns : &unused);
 	if (rc == 0) {
 		dcpd_stats_at(DCPD_OP_step_end, m->layers);
-		rc = b->step_end(c, DCPK_ALL_RANKS, r);
+		rc = b->step_end(c, r);
 	}
 	if (rc != 0)
 		return dcpd_fail(err, rc, "step %llu, layer %u, %s: %s",

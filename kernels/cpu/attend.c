@@ -257,7 +257,7 @@ attend_owner(void *arg, uint32_t task, uint32_t thread)
 }
 
 int
-dcpc_attend_merge(struct dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpc_attend_merge(struct dcpk_ctx *c, uint32_t layer)
 {
 	struct att a = { .c = c, .layer = layer };
 
@@ -274,7 +274,7 @@ dcpc_attend_merge(struct dcpk_ctx *c, uint32_t rank, uint32_t layer)
 /* --- back to the residual stream --------------------------------------- */
 
 int
-dcpc_attn_out(struct dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpc_attn_out(struct dcpk_ctx *c, uint32_t layer)
 {
 	const struct dcpk_model *m = &c->s.model;
 	const struct dcpk_topo *t = &c->s.topo;

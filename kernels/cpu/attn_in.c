@@ -145,7 +145,7 @@ queries(struct dcpk_ctx *c, uint32_t r0, uint32_t r1, uint32_t layer,
 }
 
 int
-dcpc_attn_in(struct dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpc_attn_in(struct dcpk_ctx *c, uint32_t layer)
 {
 	const struct dcpk_model *m = &c->s.model;
 	struct dcpc_layer *l = &c->layer[layer];

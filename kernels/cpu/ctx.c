@@ -502,8 +502,8 @@ room_for_results(struct dcpk_ctx *c, const struct dcpk_plan *p)
 }
 
 static int
-cpu_step_begin(struct dcpk_ctx *c, uint32_t rank,
-    const struct dcpk_plan *p, struct dcpk_err *err)
+cpu_step_begin(struct dcpk_ctx *c, const struct dcpk_plan *p,
+    struct dcpk_err *err)
 {
 	int rc = check_plan(c, p, err);
 
@@ -522,7 +522,7 @@ cpu_step_begin(struct dcpk_ctx *c, uint32_t rank,
 }
 
 static int
-cpu_step_end(struct dcpk_ctx *c, uint32_t rank, struct dcpk_result *r)
+cpu_step_end(struct dcpk_ctx *c, struct dcpk_result *r)
 {
 	uint32_t n = c->plan->n_samples;
 

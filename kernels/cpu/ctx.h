@@ -181,14 +181,14 @@ void dcpc_rows_and_products(struct dcpk_ctx *, uint32_t rows,
     dcpc_rows_fn *fn, uint32_t layer, const struct dcpc_prod *, uint32_t n);
 
 /* the operations */
-int dcpc_embed(struct dcpk_ctx *, uint32_t rank);
-int dcpc_attn_in(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpc_select(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpc_attend_merge(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpc_attn_out(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpc_ffn(struct dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpc_head(struct dcpk_ctx *, uint32_t rank);
-int dcpc_sample_op(struct dcpk_ctx *, uint32_t rank);
+int dcpc_embed(struct dcpk_ctx *);
+int dcpc_attn_in(struct dcpk_ctx *, uint32_t layer);
+int dcpc_select(struct dcpk_ctx *, uint32_t layer);
+int dcpc_attend_merge(struct dcpk_ctx *, uint32_t layer);
+int dcpc_attn_out(struct dcpk_ctx *, uint32_t layer);
+int dcpc_ffn(struct dcpk_ctx *, uint32_t layer);
+int dcpc_head(struct dcpk_ctx *);
+int dcpc_sample_op(struct dcpk_ctx *);
 
 /* host.c */
 size_t dcpc_host_bytes(const struct dcpk_ctx *);

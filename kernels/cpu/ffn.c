@@ -209,7 +209,7 @@ sparse(struct dcpk_ctx *c, struct dcpc_layer *l, uint32_t layer)
 }
 
 int
-dcpc_ffn(struct dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpc_ffn(struct dcpk_ctx *c, uint32_t layer)
 {
 	struct dcpc_layer *l = &c->layer[layer];
 

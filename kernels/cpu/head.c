@@ -38,7 +38,7 @@ embed_rows(struct dcpk_ctx *c, uint32_t r0, uint32_t r1, uint32_t layer,
 }
 
 int
-dcpc_embed(struct dcpk_ctx *c, uint32_t rank)
+dcpc_embed(struct dcpk_ctx *c)
 {
 	dcpc_rows_and_products(c, c->rows, embed_rows, 0, NULL, 0);
 	return 0;
@@ -92,7 +92,7 @@ block_at(struct dcpk_ctx *c, uint32_t s0)
 }
 
 int
-dcpc_head(struct dcpk_ctx *c, uint32_t rank)
+dcpc_head(struct dcpk_ctx *c)
 {
 	struct block b = block_at(c, 0);
 
@@ -121,7 +121,7 @@ sample_one(void *arg, uint32_t j, uint32_t thread)
 }
 
 int
-dcpc_sample_op(struct dcpk_ctx *c, uint32_t rank)
+dcpc_sample_op(struct dcpk_ctx *c)
 {
 	struct block b;
 	uint32_t s0;

@@ -245,7 +245,7 @@ select_row(void *arg, uint32_t task, uint32_t thread)
 }
 
 int
-dcpc_select(struct dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpc_select(struct dcpk_ctx *c, uint32_t layer)
 {
 	struct sel s = { c, layer, 0 };
 	const struct dcpk_req *rq = DCPK_REQS(c->plan);

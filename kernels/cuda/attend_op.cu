@@ -455,7 +455,7 @@ from_own_pool(dcpk_ctx *c, uint32_t layer)
 }
 
 int
-dcpg_attend_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpg_attend_op(dcpk_ctx *c, uint32_t layer)
 {
 	int rc;
 
@@ -495,7 +495,7 @@ values(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, uint32_t heads)
 }
 
 int
-dcpg_attn_out_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpg_attn_out_op(dcpk_ctx *c, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
 	uint32_t heads = c->prefill ? c->Hp : c->Hr, full = c->Hp * m->vdim;

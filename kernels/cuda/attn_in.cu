@@ -623,7 +623,7 @@ queries_aside(dcpk_ctx *c, uint32_t layer)
 }
 
 int
-dcpg_attn_in_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpg_attn_in_op(dcpk_ctx *c, uint32_t layer)
 {
 	int rc = 0;
 

@@ -730,7 +730,7 @@ cuda_actual(dcpk_ctx *c, dcpk_bytes *b)
 /* --- a step ------------------------------------------------------------ */
 
 static int
-cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
+cuda_step_begin(dcpk_ctx *c, const dcpk_plan *p, dcpk_err *err)
 {
 	const dcpk_sample *s = DCPK_SAMPLES(p);
 	uint32_t n_top = 0, cap;
@@ -800,15 +800,15 @@ cuda_step_begin(dcpk_ctx *c, uint32_t rank, const dcpk_plan *p, dcpk_err *err)
 }
 
 static int
-cuda_ffn(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+cuda_ffn(dcpk_ctx *c, uint32_t layer)
 {
-	int rc = dcpg_ffn_op(c, rank, layer);
+	int rc = dcpg_ffn_op(c, layer);
 
 	return rc == 0 ? dcpg_mark(c) : rc;	/* the layer's last operation */
 }
 
 static int
-cuda_step_end(dcpk_ctx *c, uint32_t rank, dcpk_result *res)
+cuda_step_end(dcpk_ctx *c, dcpk_result *res)
 {
 	uint32_t n = c->plan->n_samples;
 	int rc;

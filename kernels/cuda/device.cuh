@@ -347,14 +347,14 @@ int dcpg_sum_norm(dcpk_ctx *, bool attention, uint32_t layer);
 int dcpg_merge_fp8(dcpk_ctx *);
 
 /* the operations */
-int dcpg_embed_op(dcpk_ctx *, uint32_t rank);
-int dcpg_attn_in_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpg_select_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpg_attend_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpg_attn_out_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpg_ffn_op(dcpk_ctx *, uint32_t rank, uint32_t layer);
-int dcpg_head_op(dcpk_ctx *, uint32_t rank);
-int dcpg_sample_op(dcpk_ctx *, uint32_t rank);
+int dcpg_embed_op(dcpk_ctx *);
+int dcpg_attn_in_op(dcpk_ctx *, uint32_t layer);
+int dcpg_select_op(dcpk_ctx *, uint32_t layer);
+int dcpg_attend_op(dcpk_ctx *, uint32_t layer);
+int dcpg_attn_out_op(dcpk_ctx *, uint32_t layer);
+int dcpg_ffn_op(dcpk_ctx *, uint32_t layer);
+int dcpg_head_op(dcpk_ctx *);
+int dcpg_sample_op(dcpk_ctx *);
 int dcpg_load(dcpk_ctx *, const dcpk_weight *, dcpk_err *);
 int dcpg_ready(dcpk_ctx *, dcpk_err *);
 int dcpg_weights_alloc(dcpk_ctx *);

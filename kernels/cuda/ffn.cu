@@ -314,7 +314,7 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 }
 
 int
-dcpg_ffn_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpg_ffn_op(dcpk_ctx *c, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
 	int rc = 0;

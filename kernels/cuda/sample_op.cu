@@ -37,7 +37,7 @@ embed_rows(embed_args a)
 }
 
 int
-dcpg_embed_op(dcpk_ctx *c, uint32_t rank)
+dcpg_embed_op(dcpk_ctx *c)
 {
 	const dcpk_model *m = &c->s.model;
 	embed_args a = {};
@@ -399,7 +399,7 @@ sample_block(dcpk_ctx *c, uint32_t s0)
 }
 
 int
-dcpg_head_op(dcpk_ctx *c, uint32_t rank)
+dcpg_head_op(dcpk_ctx *c)
 {
 	int rc = c->replay ? 0 : logits(c, 0);
 
@@ -407,7 +407,7 @@ dcpg_head_op(dcpk_ctx *c, uint32_t rank)
 }
 
 int
-dcpg_sample_op(dcpk_ctx *c, uint32_t rank)
+dcpg_sample_op(dcpk_ctx *c)
 {
 	int rc = 0;
 

@@ -491,7 +491,7 @@ prefill_all(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 }
 
 int
-dcpg_select_op(dcpk_ctx *c, uint32_t rank, uint32_t layer)
+dcpg_select_op(dcpk_ctx *c, uint32_t layer)
 {
 	int rc = 0;
 
