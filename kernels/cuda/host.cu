@@ -164,8 +164,8 @@ dcpg_move(dcpk_ctx *c, const dcpk_move *m, uint32_t n, bool out,
 		if (move_batch(c, m + i, std::min<uint32_t>(BATCH, n - i),
 		    out) != 0) {
 			snprintf(err->text, sizeof err->text, "cuda: moving "
-			    "pages: %s", cudaGetErrorString(
-			    cudaGetLastError()));
+			    "pages: %s", c->lost ? "a rank is lost" :
+			    cudaGetErrorString(cudaGetLastError()));
 			return -EIO;
 		}
 	return 0;

@@ -8,10 +8,10 @@
  *
  * What must come within DCPG_LOST_NS is a layer, or, where a graph has the
  * whole pass, the pass. When it does not, each GPU is given a tiny kernel on a
- * stream of its own: one that does not run it within a second is the one that is
- * stuck, the others wait for it. (A copy or a memset would not tell: it needs no
- * SM.) Then the step fails, which ends
- * the process (doc/design.md 8), and nothing is closed, since that would wait.
+ * stream of its own: one that does not run it within a second is the one that
+ * is stuck, the others wait for it. (A copy or a memset would not tell: it needs
+ * no SM.) Then the step fails, which ends the process (doc/design.md 8), and
+ * nothing is closed, since that would wait.
  */
 #include <stdio.h>
 #include <time.h>
