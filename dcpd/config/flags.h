@@ -102,7 +102,8 @@ X(ACT, ENUM, index_dtype, "index-cache-dtype", "", "auto", \
   "format of the index keys; auto: follows the rows, fp8 where it fits") \
 X(ACT, BYTES, kv_bytes, "kv-bytes-per-rank", "", "0", "", \
   "bytes of one rank's pool, index included; 0: by --mem-fraction-static") \
-X(ACT, REAL, mem_fraction, "mem-fraction-static", "", "0", "0..0.99", \
+X(ACT, REAL, mem_fraction, "mem-fraction-static", "gpu-memory-utilization", \
+  "0", "0..0.99", \
   "part of the device's memory for weights and pool; on the CPU of " \
   "MemAvailable. 0: 0.85 on cuda, 0.25 on the CPU") \
 X(ACT, BYTES, host_cache, "host-cache-bytes", "", "0", "", \
@@ -115,7 +116,8 @@ X(CHECK, ENUM, page_size, "page-size", "", "64", "64", \
 GROUP("Scheduling") \
 X(ACT, U32, chunk, "chunked-prefill-size", "", "1024", "1..65536", \
   "prompt tokens of one prefill pass") \
-X(ACT, U32, max_running, "max-running-requests", "", "64", "1..4096", \
+X(ACT, U32, max_running, "max-running-requests", "max-num-seqs", "64", \
+  "1..4096", \
   "requests in prefill or decode at once") \
 X(ACT, U32, queue_max, "queue-max", "max-queued-requests", "1024", \
   "1..1000000", "requests that may wait; more are refused at once") \
