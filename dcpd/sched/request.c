@@ -110,6 +110,33 @@ add_biases(struct req *r, struct dcpd_err *err)
 }
 
 /*
+ * tool_choice "none" takes the tools out of the prompt, but a model that sees
+ * earlier calls may well go on calling. DeepSeek's calls begin with text.
+ */
+static int
+ban_calls(struct req *r, struct dcpd_err *err)
+{
+	const struct dcpd_sched_config *c = &r->s->c;
+	const char *choice = json_string_value(json_object_get(r->options,
+	    "tool_choice"));
+	struct dcpk_adjust *a;
+	int64_t call;
+
+	if (c->tok == NULL || c->parser != DCPD_PARSE_GLM ||
+	    r->sub->input != DCP_INPUT_CHAT || choice == NULL ||
+	    strcmp(choice, "none") != 0)
+		return 0;
+	call = dcpd_token_id(c->tok, "<tool_call>");
+	if (call < 0 || call >= c->engine->vocab)
+		return 0;
+	a = entry(&r->adj, (uint32_t)call);
+	if (a == NULL)
+		return dcpd_fail(err, -ENOMEM, "prompt: out of memory");
+	a->bias = -INFINITY;
+	return 0;
+}
+
+/*
  * An answer that has to come is not to be missed: reasoning ends by its own
  * token, not by an end token or a tool call.
  */
@@ -610,6 +637,7 @@ encode(struct req *r, struct dcpd_err *err)
 	if ((rc = take_size(r, err)) != 0 ||
 	    (rc = constrain(r, thinking, err)) != 0 ||
 	    (rc = add_biases(r, err)) != 0 ||
+	    (rc = ban_calls(r, err)) != 0 ||
 	    (rc = open_output(r, thinking, err)) != 0)
 		return rc;
 	fill_params(r);

@@ -241,6 +241,15 @@ def tools_are_called(d):
     body = {"messages": ASK, "tools": TOOLS, "tool_choice": "none",
             "temperature": 0, "max_tokens": 40}
     assert not d.post(CHAT, body)["choices"][0]["message"].get("tool_calls")
+    # One that wants to call, as this does without any tool, is kept from it.
+    ask = [{"role": "user", "content": "Is it cold in Oslo today?"}]
+    body = {"messages": ask, "temperature": 0, "max_tokens": 60}
+    assert d.post(CHAT, body)["choices"][0]["finish_reason"] == "tool_calls"
+    for tools in ({}, {"tools": TOOLS}):
+        o = d.post(CHAT, {**body, **tools, "tool_choice": "none"})
+        o = o["choices"][0]
+        assert "tool_calls" not in o["message"], o
+        assert o["finish_reason"] != "tool_calls", o
 
 
 BOUND = {"type": "object", "properties": {
