@@ -8,13 +8,13 @@
 #include "kernels/cuda/device.cuh"
 
 /* Flops a second of attention with so many heads, 128 rows and 2048 keys
- * (doc/cuda.md, of one block at a time); of the plain kernel, for what
- * attend.cu does not have, an assumption. */
+ * (doc/cuda.md); of the plain kernel, for what attend.cu does not have, an
+ * assumption. */
 static double
 attend_rate(const dcpk_ctx *c, uint32_t heads)
 {
-	static const double fp8[] = { 77e12, 128e12, 276e12, 381e12, 403e12 };
-	static const double bf16[] = { 44e12, 84e12, 159e12, 184e12, 197e12 };
+	static const double fp8[] = { 71e12, 123e12, 274e12, 366e12, 392e12 };
+	static const double bf16[] = { 43e12, 83e12, 157e12, 338e12, 365e12 };
 	uint32_t lg = 3;
 
 	while (lg < 7 && heads > 1u << lg)
