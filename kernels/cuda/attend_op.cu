@@ -251,8 +251,15 @@ by_value(const dcpk_ctx *c)
 	    c->s.model.vdim % 64 == 0;
 }
 
+/* Whether value.cu writes the codes too: their blocks are inside a head. */
+static bool
+codes_by_value(const dcpk_ctx *c)
+{
+	return by_value(c) && c->s.model.vdim % 128 == 0;
+}
+
 static int
-value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w)
+value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, bool fp8)
 {
 	/* what has crossed as fp8 is merged already */
 	bool merged = c->D == 1 || c->s.wire == DCPK_WIRE_FP8;
@@ -266,6 +273,8 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w)
 	}
 	a.w = w;
 	a.y = r->ov;
+	if (fp8 && codes_by_value(c))
+		a.y8 = r->ov8;
 	a.rows = c->rows;
 	a.heads = c->Hr;
 	a.values = c->s.model.vdim;
@@ -510,7 +519,8 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t layer)
 		    0 : r->cp * c->Hr) * m->vdim * m->kv_lora;
 
 		cudaSetDevice(r->dev);
-		rc |= by_value(c) ? value(c, r, uv) : values(c, r, uv, heads);
+		rc |= by_value(c) ? value(c, r, uv, r->layer[layer].o.scale !=
+		    NULL) : values(c, r, uv, heads);
 	}
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
@@ -521,8 +531,8 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t layer)
 		cudaSetDevice(r->dev);
 		p.w = l->o.w + (size_t)h0 * m->vdim;	/* a strided view */
 		p.scale = l->o.scale;	/* FP8: h0 is 0, see keep.h */
-		p.pow2 = m->act_ue8m0;
 		p.x = r->ov;
+		p.x8 = r->ov8;
 		p.y = r->ya;
 		p.y_f32 = true;
 		p.m = r->m;
@@ -531,6 +541,8 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t layer)
 		p.ldw = full;
 		p.ldx = heads * m->vdim;
 		p.ldy = m->hidden;
+		if (p.scale != NULL && !codes_by_value(c))
+			rc |= dcpg_quantise(r, r->ov, p.m, p.k, &r->ov8);
 		rc |= dcpg_product(r, &p);
 	}
 	rc |= dcpg_sum_norm(c, true, layer);

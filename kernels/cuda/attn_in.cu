@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowops.cuh"
 
 /*
@@ -18,13 +19,6 @@ from_lane(float4 v, uint32_t l)
 	return make_float4(__shfl_sync(DCPG_FULL, v.x, l),
 	    __shfl_sync(DCPG_FULL, v.y, l), __shfl_sync(DCPG_FULL, v.z, l),
 	    __shfl_sync(DCPG_FULL, v.w, l));
-}
-
-__device__ static inline float
-max4(float4 v)
-{
-	return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)),
-	    fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
 /* Four of the sines or cosines of a row: those of the pairs this lane makes. */
@@ -90,6 +84,7 @@ struct latent_args {
 	const float *cos, *sin;
 	const float *qw, *kvw, *kw, *kb;
 	bf16 *qr16;
+	struct dcpg_codes qr8;
 	uint8_t *rows, *keys;
 	float *scales;
 	/* NULL: rows, keys and scales are by row; else they are the pools */
@@ -130,10 +125,12 @@ q_latent(const latent_args &a, uint32_t j, const float *first)
 		w = ((const float4 *)a.qw)[threadIdx.x];
 	}
 	s = rsqrtf(block_sum(dot4(v)) / (float)a.q_lora + a.eps);
+	bf16x4 y = bf16_of(make_float4(v.x * s * w.x, v.y * s * w.y,
+	    v.z * s * w.z, v.w * s * w.w));
 	if (mine)
-		((bf16x4 *)(a.qr16 + (size_t)j * a.q_lora))[threadIdx.x] =
-		    bf16_of(make_float4(v.x * s * w.x, v.y * s * w.y,
-		    v.z * s * w.z, v.w * s * w.w));
+		((bf16x4 *)(a.qr16 + (size_t)j * a.q_lora))[threadIdx.x] = y;
+	if (mine && a.qr8.code)		/* whole warps: q_lora is of 128 */
+		put_codes(a.qr8, gridDim.x, a.q_lora, j, threadIdx.x, y);
 }
 
 /* A KV row: four columns of the latent a thread, and a pair to rotate. */
@@ -236,6 +233,7 @@ latents(const __grid_constant__ latent_args a)
 	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j;
 	const float *first = a.first + (size_t)j * a.ld;
 
+	dcpg::launch_next();
 	if (blockIdx.y == 0)
 		q_latent(a, j, first);
 	else if (blockIdx.y == 1)
@@ -369,15 +367,15 @@ index_queries(const __grid_constant__ query_args a)
 }
 
 static int
-linear(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *w, const bf16 *x, void *y,
-    bool f32, uint32_t ldy)
+linear(dcpg_rank *r, const dcpg_mat *w, const bf16 *x,
+    const struct dcpg_codes *x8, void *y, bool f32, uint32_t ldy)
 {
 	dcpg_prod p = {};
 
 	p.w = w->w;
 	p.scale = w->scale;
-	p.pow2 = c->s.model.act_ue8m0;
 	p.x = x;
+	p.x8 = *x8;
 	p.y = y;
 	p.y_f32 = f32;
 	p.m = r->m;
@@ -399,17 +397,17 @@ first_products(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	int rc = dcpg_in_norm(c, r, layer);
 
 	if (l->first.w != NULL)
-		rc |= linear(c, r, &l->first, r->h, r->first, true, f.ld);
+		rc |= linear(r, &l->first, r->h, &r->h8, r->first, true, f.ld);
 	if (l->q_a.w != NULL)
-		rc |= linear(c, r, &l->q_a, r->h, r->first, true, f.ld);
+		rc |= linear(r, &l->q_a, r->h, &r->h8, r->first, true, f.ld);
 	if (l->kv_a.w != NULL)
-		rc |= linear(c, r, &l->kv_a, r->h, r->first + f.kv, true,
+		rc |= linear(r, &l->kv_a, r->h, &r->h8, r->first + f.kv, true,
 		    f.ld);
 	if (l->idx_k.w != NULL)
-		rc |= linear(c, r, &l->idx_k, r->h, r->first + f.k, true,
+		rc |= linear(r, &l->idx_k, r->h, &r->h8, r->first + f.k, true,
 		    f.ld);
 	if (l->idx_w.w != NULL)
-		rc |= linear(c, r, &l->idx_w, r->h, r->first + f.w, true,
+		rc |= linear(r, &l->idx_w, r->h, &r->h8, r->first + f.w, true,
 		    f.ld);
 	return rc;
 }
@@ -451,6 +449,8 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.kw = l->k_norm_w;
 	a.kb = l->k_norm_b;
 	a.qr16 = r->qr16;
+	if (l->q_b.scale != NULL || l->idx_q_b.scale != NULL)
+		a.qr8 = r->qr8;
 	a.rows = r->new_rows;
 	a.keys = r->new_keys;
 	a.scales = r->new_scales;
@@ -514,7 +514,7 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	}
 	qb.w += (size_t)h0 * qd * m->q_lora;	/* FP8: h0 is 0, see keep.h */
 	qb.n = heads * qd;
-	rc = linear(c, r, &qb, r->qr16, r->qh, false, qb.n);
+	rc = linear(r, &qb, r->qr16, &r->qr8, r->qh, false, qb.n);
 	p.w = l->uk.w + (size_t)h0 * m->kv_lora * m->nope;
 	p.x = r->qh;
 	p.y = q;
@@ -551,7 +551,7 @@ index_product(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 
 	if (r->m == 0 || !c->s.model.full[layer])
 		return 0;
-	return linear(c, r, w, r->qr16, r->iq, true, w->n);
+	return linear(r, w, r->qr16, &r->qr8, r->iq, true, w->n);
 }
 
 static int

@@ -112,8 +112,6 @@ dcpg_aside(dcpg_rank *r)
 {
 	std::swap(r->st, r->side);
 	std::swap(r->lt_ws, r->side_ws);
-	std::swap(r->x8, r->side_x8);
-	std::swap(r->x8_scale, r->side_x8_scale);
 }
 
 int
@@ -202,6 +200,17 @@ take(char *base, size_t *at, size_t n, size_t el)
 	return p;
 }
 #define TAKE(n, type) ((type *)take(base, &at, (n), sizeof(type)))
+
+static struct dcpg_codes
+take_codes(const dcpk_ctx *c, char *base, size_t *at, size_t rows, uint32_t k)
+{
+	struct dcpg_codes y;
+
+	y.code = (uint8_t *)take(base, at, rows * k, 1);
+	y.scale = (float *)take(base, at, rows * (k / 128), 4);
+	y.pow2 = c->s.model.act_ue8m0;
+	return y;
+}
 
 static size_t
 shard(const dcpk_ctx *c)
@@ -303,24 +312,17 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->ov = TAKE(M * c->Hp * m->vdim, bf16);
 	r->ya = TAKE(M * m->hidden, float);
 	r->yf = TAKE(M * m->hidden, float);
-	r->g = TAKE(M * std::max((m->inter + c->W - 1) / c->W,
-	    (uint32_t)moe * std::max(1u, m->shared_experts)), float);
-	r->u = TAKE(M * std::max((m->inter + c->W - 1) / c->W,
+	r->gu = TAKE(2 * M * std::max((m->inter + c->W - 1) / c->W,
 	    (uint32_t)moe * std::max(1u, m->shared_experts)), float);
 	r->a16 = TAKE(wide, bf16);
 	if (c->s.flags & DCPK_FP8_WEIGHTS) {
-		size_t k = std::max({ m->hidden, m->q_lora, c->Hp * m->vdim,
+		r->h8 = take_codes(c, base, &at, M, m->hidden);
+		r->qr8 = take_codes(c, base, &at, M, m->q_lora);
+		r->ov8 = take_codes(c, base, &at, M, c->Hp * m->vdim);
+		r->a8 = take_codes(c, base, &at, M, std::max(
 		    (m->inter + c->W - 1) / c->W,
-		    (uint32_t)moe * std::max(1u, m->shared_experts) });
-
-		r->x8 = TAKE(M * k, uint8_t);
-		r->x8_scale = TAKE(M * (k / 128), float);
-		r->side_x8 = TAKE(M * k, uint8_t);
-		r->side_x8_scale = TAKE(M * (k / 128), float);
-		r->h8 = TAKE(M * m->hidden, uint8_t);
-		r->h8_scale = TAKE((M + 3) * (m->hidden / 128), float);
-		r->e8 = TAKE(wide, uint8_t);
-		r->e8_scale = TAKE((slots + 3) * (moe / 128), float);
+		    (uint32_t)moe * std::max(1u, m->shared_experts)));
+		r->e8 = take_codes(c, base, &at, slots, moe);
 	}
 	r->cos = TAKE(M * m->rope / 2, float);
 	r->sin = TAKE(M * m->rope / 2, float);

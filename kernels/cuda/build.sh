@@ -31,11 +31,12 @@ build tests/gpu/experts_test.cu
 build tests/gpu/kernel_bench.cu
 build tests/gpu/experts_bench.cu
 build tests/gpu/rows_test.cu
+build tests/gpu/value_test.cu
 build tests/gpu/peer_test.cu
 build tests/gpu/fault.cu
 $nvcc $flags -shared $objs -o "$out/libdcpg.so"
 $nvcc $flags "$out/kernel_test.o" "$out/experts_test.o" "$out/rows_test.o" \
-	$objs -o "$out/kernel_test"
+	"$out/value_test.o" $objs -o "$out/kernel_test"
 $nvcc $flags "$out/kernel_bench.o" "$out/experts_bench.o" $objs \
 	-o "$out/kernel_bench"
 $nvcc $flags "$out/peer_test.o" "$out/peer.o" -o "$out/peer_test"

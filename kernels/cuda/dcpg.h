@@ -27,6 +27,17 @@ extern "C" {
 /* Once per device, before the first launch or capture on it. */
 int dcpg_init(void);
 
+/*
+ * Activations of an FP8 product, as cuBLASLt reads them: each row and 128
+ * columns have a scale, and rows are filled up to m4, a multiple of four, with
+ * code 0. Made of the values as bf16: scale = max|x| / 448, code = x / scale.
+ */
+struct dcpg_codes {
+	uint8_t *code;		/* [m4][k] e4m3, k a multiple of 128; or NULL */
+	float *scale;		/* [k / 128][m4] */
+	bool pow2;		/* scales of 2^n */
+};
+
 /* --- sparse decode attention (attend.cu) -------------------------------- */
 
 /*
@@ -344,6 +355,7 @@ struct dcpg_value {
 	const float *lse[DCPK_MAX_RANKS]; /* [rows][ranks * heads] */
 	const void *w;		/* [heads][values][512] bf16 */
 	void *y;		/* [rows][heads][values] bf16 */
+	struct dcpg_codes y8;	/* the same once more; values: of 128 */
 	uint32_t rows, heads, values;	/* heads of one rank; values: of 64 */
 	uint32_t rank, ranks;
 	struct dcpg_peer peer;	/* world 0: they have met */

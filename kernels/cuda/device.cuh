@@ -25,6 +25,7 @@
 
 #include <atomic>
 
+#include "kernels/cuda/dcpg.h"
 #include "kernels/keep.h"
 
 typedef __nv_bfloat16 bf16;
@@ -52,6 +53,7 @@ struct dcpg_layer {		/* of one rank */
 	bool e_gate8, e_up8, e_down8;
 	uint32_t e_loaded, e_slice;
 	dcpg_mat s_gate, s_up, s_down;
+	dcpg_mat gate_up, s_gate_up;	/* stacked likewise, if they could be */
 };
 
 /* A rank, or the host, that waits longer for another rank has lost it. */
@@ -123,14 +125,11 @@ struct dcpg_rank {
 	bf16 *o;		/* [m][h][c] merged */
 	bf16 *ov;		/* [m][h*v] */
 	float *ya, *yf;		/* [M][hidden] partial sums */
-	float *g, *u;		/* [M or slots][inter] */
+	float *gu;		/* [M][2 * inter]: gate's columns, up's */
 	bf16 *a16;
-	uint8_t *x8;		/* DCPK_FP8_WEIGHTS: activations, e4m3 */
-	float *x8_scale;	/* [k / 128][m, to a multiple of 4] */
-	uint8_t *side_x8;	/* the same, of the side stream */
-	float *side_x8_scale;
-	uint8_t *h8, *e8;	/* experts' x: h, and a16 by slot */
-	float *h8_scale, *e8_scale;
+	/* DCPK_FP8_WEIGHTS: h, qr16, ov and a16, which has rows or experts'
+	 * slots, once more where an FP8 matrix is multiplied with them */
+	struct dcpg_codes h8, qr8, ov8, a8, e8;
 	float *cos, *sin;	/* [M][rope/2] */
 	uint32_t *eid;		/* [M*K] */
 	float *ew;		/* [M*K] */
@@ -314,7 +313,7 @@ int dcpg_swap_lists(dcpk_ctx *, dcpg_rank *);
 struct dcpg_prod {
 	const bf16 *w, *x;
 	const float *scale;		/* w is e4m3: dcpg_mat's; batch 0 */
-	bool pow2;			/* and x is to have scales of 2^n */
+	struct dcpg_codes x8;		/* and x is here too */
 	void *y;			/* FP8: rows to a multiple of 4 */
 	bool y_f32;
 	uint32_t m, n, k, ldw, ldx, ldy;
@@ -322,11 +321,9 @@ struct dcpg_prod {
 	int64_t sw, sx, sy;		/* strides between them, elements */
 };
 int dcpg_product(dcpg_rank *r, const dcpg_prod *p);
-/* y and scale: e4m3 of x [m][k], a scale for each row and 128 columns, those of
- * a column block side by side, m to a multiple of four of them; rows that fill
- * up are zero. k: a multiple of 128, ldx of 4. */
-int dcpg_quantise(const bf16 *x, uint32_t m, uint32_t k, uint32_t ldx,
-    bool pow2, uint8_t *y, float *scale, cudaStream_t st);
+/* x [m][k] as codes, where the kernel that makes x cannot write them */
+int dcpg_quantise(dcpg_rank *r, const bf16 *x, uint32_t m, uint32_t k,
+    const struct dcpg_codes *);
 void dcpg_product_forget(void);
 
 /* attend_op.cu: q to the group's ranks in decode */

@@ -7,18 +7,44 @@
 #include <mma.h>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowops.cuh"
 
 using namespace nvcuda;
 
-/* y16 = silu(g) * u */
-__global__ void
-silu_mul(const float *g, const float *u, bf16 *y, size_t n)
+__device__ static inline float
+silu(float g, float u)
 {
-	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+	return g / (1 + __expf(-g)) * u;
+}
 
-	if (i < n)
-		y[i] = __float2bfloat16(g[i] / (1 + __expf(-g[i])) * u[i]);
+/* y [m][n] = silu(g) * u; gu [m][2n]: g, then u. */
+__global__ void __launch_bounds__(256)
+silu_mul(const float *gu, bf16 *y, uint32_t n)
+{
+	uint32_t row = blockIdx.x, j = blockIdx.y * 256 + threadIdx.x;
+	const float *g = gu + (size_t)row * 2 * n + j;
+
+	if (j < n)
+		y[(size_t)row * n + j] = __float2bfloat16(silu(g[0], g[n]));
+}
+
+/* The same and as codes, n a multiple of 128: four columns a thread. */
+__global__ void __launch_bounds__(256)
+silu_codes(const float *gu, bf16 *y, struct dcpg_codes y8, uint32_t m,
+    uint32_t n)
+{
+	uint32_t row = blockIdx.x, q = blockIdx.y * 256 + threadIdx.x;
+	const float4 *g = (const float4 *)(gu + (size_t)row * 2 * n) + q;
+
+	dcpg::launch_next();
+	if (q >= n / 4)
+		return;
+	float4 a = g[0], b = g[n / 4];
+	bf16x4 v = bf16_of(make_float4(silu(a.x, b.x), silu(a.y, b.y),
+	    silu(a.z, b.z), silu(a.w, b.w)));
+	((bf16x4 *)(y + (size_t)row * n))[q] = v;
+	put_codes(y8, m, n, row, q, v);
 }
 
 /* --- grouped products of any shape, slowly; experts.cu has the usual ones */
@@ -110,41 +136,56 @@ grouped_product(group_args a)
 	}
 }
 
-/* gate, up, silu, down of a plain FFN into yf (columns of this rank). */
+/* gu = h w, from column `at` on. */
 static int
-plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *gate, const dcpg_mat *up,
-    const dcpg_mat *down)
+of_h(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *w, uint32_t at, uint32_t ld)
 {
-	uint32_t H = c->s.model.hidden;
-	size_t n = (size_t)c->rows * gate->n;
+	dcpg_prod p = {};
+
+	p.w = w->w;
+	p.scale = w->scale;
+	p.x = r->h;
+	p.x8 = r->h8;
+	p.y = r->gu + at;
+	p.y_f32 = true;
+	p.m = c->rows;
+	p.n = w->n;
+	p.k = p.ldw = p.ldx = c->s.model.hidden;
+	p.ldy = ld;
+	return dcpg_product(r, &p);
+}
+
+/* gate, up (stacked or not), silu, down of a plain FFN into yf (columns of this
+ * rank). */
+static int
+plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *stack,
+    const dcpg_mat *gate, const dcpg_mat *up, const dcpg_mat *down)
+{
+	uint32_t H = c->s.model.hidden, n = gate->n;
 	dcpg_prod p = {};
 	int rc;
 
-	if (gate->n == 0) {
+	if (n == 0) {
 		cudaMemsetAsync(r->yf, 0, (size_t)c->rows * H * 4, r->st);
 		return 0;
 	}
-	p.w = gate->w;
-	p.scale = gate->scale;
-	p.pow2 = c->s.model.act_ue8m0;
-	p.x = r->h;
-	p.y = r->g;
-	p.y_f32 = true;
-	p.m = c->rows;
-	p.n = gate->n;
-	p.k = p.ldw = p.ldx = H;
-	p.ldy = gate->n;
-	rc = dcpg_product(r, &p);
-	p.w = up->w;
-	p.scale = up->scale;
-	p.y = r->u;
-	rc |= dcpg_product(r, &p);
-	silu_mul<<<(uint32_t)((n + 255) / 256), 256, 0, r->st>>>(r->g, r->u,
-	    r->a16, n);
+	if (stack->w != NULL)
+		rc = of_h(c, r, stack, 0, 2 * n);
+	else
+		rc = of_h(c, r, gate, 0, 2 * n) | of_h(c, r, up, n, 2 * n);
+	if (down->scale != NULL)
+		silu_codes<<<dim3(c->rows, (n + 1023) / 1024), 256, 0,
+		    r->st>>>(r->gu, r->a16, r->a8, c->rows, n);
+	else
+		silu_mul<<<dim3(c->rows, (n + 255) / 256), 256, 0,
+		    r->st>>>(r->gu, r->a16, n);
 	p.w = down->w;
 	p.scale = down->scale;
 	p.x = r->a16;
+	p.x8 = r->a8;
 	p.y = r->yf;
+	p.y_f32 = true;
+	p.m = c->rows;
 	p.n = p.ldy = H;
 	p.k = p.ldw = p.ldx = down->k;
 	return rc | dcpg_product(r, &p);
@@ -201,16 +242,13 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 	const dcpk_model *m = &c->s.model;
 	struct dcpg_experts a = {};
 	uint32_t slots = c->rows * m->experts_tok;
-	bool pow2 = m->act_ue8m0;
-	int rc = 0;
+	int rc;
 
 	a.x = r->h;
 	if (l->e_gate8) {
-		rc = dcpg_quantise(r->h, c->rows, m->hidden, m->hidden, pow2,
-		    r->h8, r->h8_scale, r->st);
-		a.x = r->h8;
-		a.x_scale = r->h8_scale;
-		a.x_scale_ld = (c->rows + 3) / 4 * 4;
+		a.x = r->h8.code;
+		a.x_scale = r->h8.scale;
+		a.x_scale_ld = dcpg_rows4(c->rows);
 	}
 	a.slot_row = r->slot_row;
 	a.w = l->e_gate;
@@ -225,16 +263,14 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 	a.k = m->hidden;
 	a.fp8 = l->e_gate8;
 	a.y16 = r->a16;
-	if (rc == 0)
-		rc = dcpg_experts(&a, r->st);
+	rc = dcpg_experts(&a, r->st);
 	a.x = r->a16;
 	a.x_scale = NULL;
 	if (l->e_down8) {
-		rc |= dcpg_quantise((bf16 *)r->a16, slots, l->e_slice,
-		    l->e_slice, pow2, r->e8, r->e8_scale, r->st);
-		a.x = r->e8;
-		a.x_scale = r->e8_scale;
-		a.x_scale_ld = (slots + 3) / 4 * 4;
+		rc |= dcpg_quantise(r, r->a16, slots, l->e_slice, &r->e8);
+		a.x = r->e8.code;
+		a.x_scale = r->e8.scale;
+		a.x_scale_ld = dcpg_rows4(slots);
 	}
 	a.slot_row = NULL;
 	a.w = l->e_down;
@@ -327,12 +363,13 @@ dcpg_ffn_op(dcpk_ctx *c, uint32_t layer)
 
 		cudaSetDevice(r->dev);
 		if (!m->sparse[layer]) {
-			rc |= plain_ffn(c, r, &l->gate, &l->up, &l->down);
+			rc |= plain_ffn(c, r, &l->gate_up, &l->gate, &l->up,
+			    &l->down);
 			continue;
 		}
 		if (m->shared_experts != 0)
-			rc |= plain_ffn(c, r, &l->s_gate, &l->s_up,
-			    &l->s_down);
+			rc |= plain_ffn(c, r, &l->s_gate_up, &l->s_gate,
+			    &l->s_up, &l->s_down);
 		rc |= experts(c, r, l, m->shared_experts != 0);
 	}
 	rc |= dcpg_sum_norm(c, false, layer);

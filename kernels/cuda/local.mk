@@ -4,7 +4,7 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
 	kernels/cuda/attend.cuh kernels/cuda/attend_gather.cuh \
 	kernels/cuda/attend_wide.cuh kernels/cuda/bins.cuh \
-	kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
+	kernels/cuda/peer.cuh kernels/cuda/merge.cuh kernels/cuda/codes.cuh \
 	kernels/cuda/build.sh \
 	tests/gpu/gpu_test.h tests/gpu/kernel_test.cu \
 	tests/gpu/kernel_bench.cu tests/gpu/experts_test.cu \
@@ -12,6 +12,7 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \
 	tests/gpu/price.py tests/gpu/prefill.py tests/gpu/failstop.py \
 	tests/gpu/where.py tests/gpu/rows_test.cu \
+	tests/gpu/value_test.cu \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
 	tests/gpu/README
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
@@ -45,7 +46,8 @@ $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
 	kernels/cuda/attend_gather.cuh kernels/cuda/attend_wide.cuh \
-	kernels/cuda/bins.cuh kernels/cuda/peer.cuh kernels/cuda/merge.cuh
+	kernels/cuda/bins.cuh kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
+	kernels/cuda/codes.cuh
 
 # The loader shares the CPU's dequantisation.
 kernels/cuda/dequant.o: kernels/cpu/dequant.c kernels/cpu/prim.h

@@ -31,8 +31,16 @@ struct norm_args {
 	float eps;
 	bf16 *h;
 	float *hf;		/* or NULL */
+	struct dcpg_codes h8;
 	uint32_t n;
 };
+
+/* A block's share of a row's n / 4 float4: whole warps, for put_codes. */
+__host__ __device__ static inline uint32_t
+share(uint32_t n4)
+{
+	return (n4 + SHARE * 32 - 1) / (SHARE * 32) * 32;
+}
 
 __device__ static inline float4
 operator+(float4 a, float4 b)
@@ -85,20 +93,21 @@ cluster_sum(float v)
  * A cluster a row, four columns a thread:
  *   x[i] += sum over ranks of y[i]
  *   h[j] = x[i] * rsqrt(mean x[i]^2 + eps) * w
- * Moves n * (4 T + 8 + 4 + 2, 4 more with hf) bytes a row.
+ * Moves n * (4 T + 8 + 4 + 2, 4 more with hf, 1 with h8) bytes a row.
  */
 __global__ void __cluster_dims__(SHARE, 1, 1) __launch_bounds__(1024)
 sum_norm(const __grid_constant__ norm_args a)
 {
 	uint32_t j = blockIdx.x / SHARE, i = a.own ? a.own[j] :
 	    a.samples ? a.samples[j].row : j;
-	uint32_t n4 = a.n / 4, per = (n4 + SHARE - 1) / SHARE;
+	uint32_t n4 = a.n / 4, per = share(n4);
 	uint32_t at = blockIdx.x % SHARE * per + threadIdx.x;
 	bool mine = threadIdx.x < per && at < n4;
 	float4 *x = (float4 *)(a.x + (size_t)i * a.n) + at;
 	float4 v = make_float4(0, 0, 0, 0), w = v;
 	float s;
 
+	dcpg::launch_next();	/* its weights may come meanwhile */
 	if (mine) {
 		v = *x;
 		if (a.w)
@@ -121,6 +130,9 @@ sum_norm(const __grid_constant__ norm_args a)
 		    v.w * s * w.w);
 		if (mine)
 			((bf16x4 *)(a.h + (size_t)j * a.n))[at] = bf16_of(w);
+		if (mine && a.h8.code)
+			put_codes(a.h8, gridDim.x / SHARE, a.n, j, at,
+			    bf16_of(w));
 		if (mine && a.hf)
 			((float4 *)(a.hf + (size_t)j * a.n))[at] = w;
 	}
@@ -142,12 +154,11 @@ dcpg_norm_init(void)
 static int
 launch(dcpg_rank *r, const norm_args *a, uint32_t rows)
 {
-	uint32_t per = (a->n / 4 + SHARE - 1) / SHARE;
+	/* a meeting takes a thread for each rank */
+	uint32_t per = std::max(share(a->n / 4), DCPK_MAX_RANKS + 0u);
 
 	if (rows == 0)
 		return 0;
-	/* a meeting takes a thread for each rank */
-	per = std::max((per + 31) / 32 * 32, DCPK_MAX_RANKS + 0u);
 	cudaSetDevice(r->dev);
 	sum_norm<<<rows * SHARE, per, 0, r->st>>>(*a);
 	return DCPG_LAUNCHED("sum_norm");
@@ -158,6 +169,20 @@ static bool
 normed(const dcpk_ctx *c, uint32_t layer)
 {
 	return layer != 0 && c->r[0].own == NULL;
+}
+
+/* h as codes, if an FP8 matrix of the layer's attention or FFN reads it. */
+static struct dcpg_codes
+codes(const dcpg_rank *r, uint32_t layer, bool attention)
+{
+	const dcpg_layer *l = &r->layer[layer];
+	bool read = attention ? l->first.scale || l->q_a.scale ||
+	    l->kv_a.scale || l->idx_k.scale || l->idx_w.scale :
+	    l->gate_up.scale || l->gate.scale || l->up.scale ||
+	    l->s_gate_up.scale || l->s_gate.scale || l->s_up.scale ||
+	    l->e_gate8 || l->e_up8;
+
+	return read ? r->h8 : dcpg_codes {};
 }
 
 int
@@ -172,6 +197,7 @@ dcpg_in_norm(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.own = r->own;
 	a.eps = c->s.model.eps;
 	a.h = r->h;
+	a.h8 = codes(r, layer, true);
 	a.n = c->s.model.hidden;
 	return launch(r, &a, r->m);
 }
@@ -201,9 +227,11 @@ next_norm(dcpk_ctx *c, dcpg_rank *r, bool attention, uint32_t layer,
 	a->h = r->h;
 	if (attention) {
 		a->w = r->layer[layer].post_norm;
+		a->h8 = codes(r, layer, false);
 		a->hf = m->sparse[layer] ? r->hf : NULL;
 	} else if (layer + 1 < m->layers && normed(c, layer + 1)) {
 		a->w = r->layer[layer + 1].in_norm;
+		a->h8 = codes(r, layer + 1, true);
 	}
 }
 

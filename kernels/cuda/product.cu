@@ -4,9 +4,9 @@
  * of a few columns, rows that are not 16-byte aligned) take a plain kernel.
  *
  * FP8: the weight is e4m3 with a scale for each 128 x 128, in rows of a
- * multiple of four; x is quantised here, a scale for each row and 128 columns,
- * all rows' scales of a column block side by side. cuBLASLt wants the number of
- * rows to be a multiple of four too: what fills up is zero.
+ * multiple of four; x comes as dcpg_codes, which nearly always the kernel that
+ * made x has written. cuBLASLt wants the number of rows to be a multiple of
+ * four too: what fills up is zero.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +16,6 @@
 #include <mutex>
 #include <tuple>
 
-#include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowops.cuh"
 #include "kernels/keep.h"
@@ -54,12 +53,6 @@ layout(cudaDataType_t t, uint64_t rows, uint64_t cols, int64_t ld,
 	return l;
 }
 
-static uint32_t
-rows8(uint32_t m)
-{
-	return (m + 3) / 4 * 4;
-}
-
 static void
 scale_pointers(const found *f, const void *ws, const void *xs)
 {
@@ -83,40 +76,17 @@ block_scales(const found *f, const void *ws, const void *xs)
 	scale_pointers(f, ws, xs);
 }
 
-/* A warp a row and 128 columns, as dcpc_quant_act does it on the CPU. */
-__global__ void
-quantise_rows(const bf16 *x, uint32_t m, uint32_t m4, uint32_t k, uint32_t ldx,
-    bool pow2, uint8_t *y, float *scale)
+/* Four columns of a row a thread. */
+__global__ void __launch_bounds__(256)
+quantise_rows(const bf16 *x, uint32_t m, uint32_t k, struct dcpg_codes y)
 {
-	uint32_t row = blockIdx.x, lane = threadIdx.x % 32;
-	uint32_t b = blockIdx.y * 8 + threadIdx.x / 32;
-	float v[4] = { 0, 0, 0, 0 }, top = 0, s;
-	uint32_t codes = 0;
+	uint32_t row = blockIdx.x, q = blockIdx.y * 256 + threadIdx.x;
 
 	dcpg::launch_next();
-	if (b >= k / 128)
-		return;
 	dcpg::launch_wait();
-	if (row < m) {
-		uint2 u = *(const uint2 *)(x + (size_t)row * ldx + b * 128 +
-		    lane * 4);
-
-		v[0] = dcpg::bf16_lo(u.x);
-		v[1] = dcpg::bf16_hi(u.x);
-		v[2] = dcpg::bf16_lo(u.y);
-		v[3] = dcpg::bf16_hi(u.y);
-	}
-	for (int i = 0; i < 4; i++)
-		top = fmaxf(top, fabsf(v[i]));
-	s = warp_max(top) / 448.0f;
-	if (pow2)	/* up to the next power of two */
-		s = __uint_as_float((__float_as_uint(fmaxf(s, 1e-4f /
-		    448.0f)) + 0x7fffff) & 0x7f800000);
-	for (int i = 0; i < 4; i++)
-		codes |= (uint32_t)to_e4m3(s > 0 ? v[i] / s : 0) << (8 * i);
-	*(uint32_t *)(y + (size_t)row * k + b * 128 + lane * 4) = codes;
-	if (lane == 0)
-		scale[(size_t)b * m4 + row] = s;
+	if (q < k / 4)
+		put_codes(y, m, k, row, q,
+		    ((const bf16x4 *)(x + (size_t)row * k))[q]);
 }
 
 /*
@@ -132,14 +102,14 @@ find(dcpg_rank *r, const dcpg_prod *p, uint32_t batch)
 	cublasOperation_t t = CUBLAS_OP_T;
 	cudaDataType_t yt = p->y_f32 ? CUDA_R_32F : CUDA_R_16BF;
 	cudaDataType_t xt = p->scale ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
-	uint32_t align = 16, m = p->scale ? rows8(p->m) : p->m;
+	uint32_t align = 16, m = p->scale ? dcpg_rows4(p->m) : p->m;
 	int n = 0;
 
 	cublasLtMatmulDescCreate(&f.op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
 	cublasLtMatmulDescSetAttribute(f.op, CUBLASLT_MATMUL_DESC_TRANSA, &t,
 	    sizeof t);
 	if (p->scale)
-		block_scales(&f, p->scale, r->x8_scale);
+		block_scales(&f, p->scale, p->x8.scale);
 	f.a = layout(xt, p->k, p->n, p->ldw, batch, p->sw);
 	f.b = layout(xt, p->k, m, p->scale ? p->k : p->ldx, batch, p->sx);
 	f.d = layout(yt, p->n, m, p->ldy, batch, p->sy);
@@ -228,22 +198,23 @@ aligned(const dcpg_prod *p)
 }
 
 int
-dcpg_quantise(const bf16 *x, uint32_t m, uint32_t k, uint32_t ldx, bool pow2,
-    uint8_t *y, float *scale, cudaStream_t st)
+dcpg_quantise(dcpg_rank *r, const bf16 *x, uint32_t m, uint32_t k,
+    const struct dcpg_codes *y)
 {
-	cudaLaunchAttribute at = {};
+	cudaLaunchAttribute at[1];
 	cudaLaunchConfig_t cfg = {};
-	uint32_t m4 = rows8(m);
 
-	cfg.gridDim = dim3(m4, (k / 128 + 7) / 8);
+	if (m == 0)
+		return 0;
+	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	at[0].val.programmaticStreamSerializationAllowed = 1;
+	cfg.gridDim = dim3(m, (k / 4 + 255) / 256);
 	cfg.blockDim = dim3(256);
-	cfg.stream = st;
-	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at.val.programmaticStreamSerializationAllowed = 1;
-	cfg.attrs = &at;
+	cfg.stream = r->st;
+	cfg.attrs = at;
 	cfg.numAttrs = 1;
-	return dcpg_ok(cudaLaunchKernelEx(&cfg, quantise_rows, x, m, m4, k, ldx,
-	    pow2, y, scale), "quantise");
+	return dcpg_ok(cudaLaunchKernelEx(&cfg, quantise_rows, x, m, k, *y),
+	    "quantise_rows");
 }
 
 /*
@@ -255,9 +226,9 @@ few_rows(dcpg_rank *r, const dcpg_prod *p)
 {
 	struct dcpg_experts a = {};
 
-	a.x = r->x8;
-	a.x_scale = r->x8_scale;
-	a.x_scale_ld = rows8(p->m);
+	a.x = p->x8.code;
+	a.x_scale = p->x8.scale;
+	a.x_scale_ld = dcpg_rows4(p->m);
 	a.w = p->w;
 	a.scale = p->scale;
 	a.rows = p->m;
@@ -277,21 +248,14 @@ int
 dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 {
 	uint32_t batch = p->batch ? p->batch : 1;
-	const void *x = p->scale ? (const void *)r->x8 : p->x;
+	const void *x = p->scale ? (const void *)p->x8.code : p->x;
 	const float one = 1, zero = 0;
 
 	if (p->m == 0 || p->n == 0)
 		return 0;
-	if (p->scale != NULL && p->k % 128 == 0 && p->ldx % 4 == 0) {
-		int rc = dcpg_quantise(p->x, p->m, p->k, p->ldx, p->pow2, r->x8,
-		    r->x8_scale, r->st);
-
-		if (rc != 0)
-			return rc;
-		if (p->m <= FEW_ROWS && batch == 1 && p->ldw == p->k &&
-		    dcpg_experts_fit(p->n, p->k, true))
-			return few_rows(r, p);
-	}
+	if (p->scale != NULL && p->m <= FEW_ROWS && batch == 1 &&
+	    p->ldw == p->k && dcpg_experts_fit(p->n, p->k, true))
+		return few_rows(r, p);
 	if (p->k != 0 && aligned(p)) {
 		shape key(r->dev, p->m, p->n, p->k, p->ldw, p->ldx, p->ldy,
 		    batch, p->sw, p->sx, p->sy, p->y_f32, p->scale != NULL);
@@ -303,7 +267,7 @@ dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 		const found &f = it->second;
 		if (f.ok) {
 			if (p->scale)
-				scale_pointers(&f, p->scale, r->x8_scale);
+				scale_pointers(&f, p->scale, p->x8.scale);
 			cublasStatus_t st = cublasLtMatmul(r->lt, f.op, &one,
 			    p->w, f.a, x, f.b, &zero, p->y, f.d, p->y, f.d,
 			    &f.algo, r->lt_ws, WS_BYTES, r->st);

@@ -250,6 +250,22 @@ cluster_arrive(void)
 	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
+/* Of all threads of the cluster; what they wrote before is seen after. */
+__device__ inline void
+cluster_sync(void)
+{
+	asm volatile("barrier.cluster.arrive.release.aligned;\n"
+	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Into another block of the cluster: seen behind cluster_sync. */
+__device__ inline void
+cluster_st32(uint32_t a, float x)
+{
+	asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(a), "f"(x) :
+	    "memory");
+}
+
 /* Barriers of this block may be used by whoever then waits for its arrival. */
 __device__ inline void
 mbar_publish(void)

@@ -2,8 +2,7 @@
 #ifndef DCPG_ROWOPS_CUH
 #define DCPG_ROWOPS_CUH
 
-#include <cuda_fp8.h>
-
+#include "kernels/cuda/codes.cuh"
 #include "kernels/cuda/device.cuh"
 
 #define DCPG_FULL 0xffffffffu
@@ -68,20 +67,6 @@ block_max(float v)
 	return warp_max(v);
 }
 
-__device__ static inline uint8_t
-to_e4m3(float x)
-{
-	return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
-}
-
-__device__ static inline float
-from_e4m3(uint8_t b)
-{
-	__half_raw h = __nv_cvt_fp8_to_halfraw(b, __NV_E4M3);
-
-	return __half2float(__half(h));
-}
-
 /* Four values, for one access. */
 struct alignas(8) bf16x4 {
 	__nv_bfloat162 a, b;
@@ -100,14 +85,32 @@ dot4(float4 v)
 	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
-/* v / scale as four codes in order of address; scale 0: zeros. */
-__device__ static inline uint32_t
-e4m3x4(float4 v, float scale)
+__device__ static inline float
+max4(float4 v)
 {
-	if (!(scale > 0))
-		return 0;
-	return to_e4m3(v.x / scale) | to_e4m3(v.y / scale) << 8 |
-	    to_e4m3(v.z / scale) << 16 | (uint32_t)to_e4m3(v.w / scale) << 24;
+	return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)),
+	    fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+/*
+ * Columns 4q .. 4q+3 of row `row` of m as codes, by a thread of a warp that has
+ * 128 of them in order. The warp of the last row writes those that fill up.
+ */
+__device__ static inline void
+put_codes(const struct dcpg_codes &y, uint32_t m, uint32_t k, uint32_t row,
+    uint32_t q, bf16x4 x)
+{
+	float2 a = __bfloat1622float2(x.a), b = __bfloat1622float2(x.b);
+	float4 v = make_float4(a.x, a.y, b.x, b.y);
+	float s = code_scale(warp_max(max4(v)), y.pow2);
+	uint32_t codes = e4m3x4(v, s), m4 = dcpg_rows4(m);
+	uint32_t end = row + 1 == m ? m4 : row + 1;
+
+	for (; row < end; row++, codes = 0, s = code_scale(0, y.pow2)) {
+		((uint32_t *)(y.code + (size_t)row * k))[q] = codes;
+		if (q % 32 == 0)
+			y.scale[(size_t)(q / 32) * m4 + row] = s;
+	}
 }
 
 /* The end of SplitMix64. */

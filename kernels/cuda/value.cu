@@ -9,12 +9,16 @@
  * its peers; 16 rows at a time are merged, mostly from peers' memory, into
  * the operand of the product (mma m16n8k16, a warp 8 values). Bytes that must
  * move: the weights once, a row's partials of a head once for each 64 values.
+ *
+ * Codes have a scale for 128 values: two blocks, then a cluster, tell each
+ * other their maxima.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <errno.h>
 #include <math.h>
 
+#include "kernels/cuda/codes.cuh"
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/merge.cuh"
 #include "kernels/cuda/peer.cuh"
@@ -30,6 +34,9 @@ constexpr uint32_t LD = C + 8;	/* elements: rows fall on other banks */
 
 struct Shared {
 	bf16 w[N * LD], o[ROWS * LD];
+	/* codes: of |y|, by the cluster's block and warp, of every second 16
+	 * rows */
+	float top[2][2][THREADS / 32][ROWS];
 };
 
 __device__ inline void
@@ -94,7 +101,52 @@ product(const Shared &s, float (&d)[4])
 		d[i] += odd[i];
 }
 
-/* grid: (heads, values / 64). */
+/* The largest of four neighbouring lanes. */
+__device__ inline float
+quad_max(float v)
+{
+	v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
+	return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
+}
+
+/* This thread's values as codes: two of row r0 + lane / 4, two of the row eight
+ * further. What fills up the rows is 0 here. */
+__device__ inline void
+codes(const struct dcpg_value &g, Shared &s, uint32_t r0, uint32_t at,
+    const __nv_bfloat162 *v)
+{
+	uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+	uint32_t half = blockIdx.y % 2, turn = r0 / ROWS % 2;
+	uint32_t m4 = dcpg_rows4(g.rows), k = g.heads * g.values;
+
+	for (uint32_t i = 0; i < 2; i++) {
+		float2 f = __bfloat1622float2(v[i]);
+		float top = quad_max(fmaxf(fabsf(f.x), fabsf(f.y)));
+
+		if (lane % 4 < 2)	/* one lane for each block */
+			cluster_st32(cluster_map(smem_addr(&s.top[turn][half]
+			    [warp][lane / 4 + i * 8]), lane % 4), top);
+	}
+	cluster_sync();
+	for (uint32_t i = 0; i < 2; i++) {
+		uint32_t row = lane / 4 + i * 8, c = lane % 4 * 4;
+		float2 f = __bfloat1622float2(v[i]);
+		float top = 0, scale;
+
+		for (uint32_t e = c; e < c + 4; e++)
+			top = fmaxf(top, s.top[turn][e / 8][e % 8][row]);
+		scale = code_scale(quad_max(top), g.y8.pow2);
+		row += r0;
+		if (row >= m4)
+			continue;
+		*(uint16_t *)(g.y8.code + (size_t)row * k + at) = scale > 0 ?
+		    to_e4m3(f.x / scale) | to_e4m3(f.y / scale) << 8 : 0;
+		if (at % 128 == 0)
+			g.y8.scale[(size_t)(at / 128) * m4 + row] = scale;
+	}
+}
+
+/* grid: (heads, values / 64); codes: clusters of 2 in y. */
 __global__ void __launch_bounds__(THREADS, 2)
 value_kernel(const __grid_constant__ struct dcpg_value g)
 {
@@ -108,10 +160,14 @@ value_kernel(const __grid_constant__ struct dcpg_value g)
 		copy16(smem_addr(s.w + i / (C / 8) * LD + i % (C / 8) * 8),
 		    w + i * 8);
 	asm volatile("cp.async.commit_group;" ::: "memory");
+	if (g.y8.code)		/* both run before one writes to the other */
+		cluster_sync();
 	launch_wait();
+	launch_next();
 	meet_in(g.peer, h == 0 && n0 == 0);
 	for (uint32_t r0 = 0; r0 < g.rows; r0 += ROWS) {
 		float d[4] = {};
+		__nv_bfloat162 v[2];
 
 #pragma unroll
 		for (uint32_t i = t; i < ROWS * C / 8; i += THREADS) {
@@ -128,10 +184,12 @@ value_kernel(const __grid_constant__ struct dcpg_value g)
 			bf16 *y = (bf16 *)g.y + ((size_t)row * g.heads + h) *
 			    g.values + col;
 
+			v[i] = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
 			if (row < g.rows)
-				*(__nv_bfloat162 *)y = __floats2bfloat162_rn(
-				    d[2 * i], d[2 * i + 1]);
+				*(__nv_bfloat162 *)y = v[i];
 		}
+		if (g.y8.code)
+			codes(g, s, r0, h * g.values + col, v);
 		__syncthreads();
 	}
 	meet_out(g.peer, gridDim.x * gridDim.y);
@@ -154,21 +212,26 @@ using namespace dcpg;
 extern "C" int
 dcpg_value(const struct dcpg_value *a, void *stream)
 {
-	cudaLaunchAttribute at[1];
+	cudaLaunchAttribute at[2];
 	cudaLaunchConfig_t cfg = {};
 
 	if (a->rows == 0 || a->heads == 0 || a->values == 0 ||
 	    a->values % N != 0 || a->values / N > 65535 || a->ranks == 0 ||
-	    a->ranks > DCPK_MAX_RANKS || a->rank >= a->ranks)
+	    a->ranks > DCPK_MAX_RANKS || a->rank >= a->ranks ||
+	    (a->y8.code != NULL && a->values % 128 != 0))
 		return -EINVAL;
 	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	at[0].val.programmaticStreamSerializationAllowed = 1;
+	at[1].id = cudaLaunchAttributeClusterDimension;
+	at[1].val.clusterDim.x = 1;
+	at[1].val.clusterDim.y = 2;
+	at[1].val.clusterDim.z = 1;
 	cfg.gridDim = dim3(a->heads, a->values / N);
 	cfg.blockDim = dim3(THREADS);
 	cfg.dynamicSmemBytes = sizeof(Shared);
 	cfg.stream = (cudaStream_t)stream;
 	cfg.attrs = at;
-	cfg.numAttrs = 1;
+	cfg.numAttrs = a->y8.code != NULL ? 2 : 1;
 	return cudaLaunchKernelEx(&cfg, value_kernel, *a) == cudaSuccess ?
 	    0 : -EIO;
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <initializer_list>
 #include <vector>
 
 #include "kernels/cuda/device.cuh"
@@ -55,7 +56,7 @@ dcpg_weights_free(dcpk_ctx *c)
 			void *all[] = { l->in_norm, l->post_norm, l->q_a_norm,
 				l->kv_a_norm, l->k_norm_w, l->k_norm_b,
 				l->router_bias, l->router, l->q_a.w, l->kv_a.w,
-				l->first.w,
+				l->first.w, l->gate_up.w, l->s_gate_up.w,
 				l->idx_q_b.w, l->idx_k.w, l->idx_w.w,
 				l->q_b.w, l->uk.w, l->uv.w, l->o.w, l->gate.w,
 				l->up.w, l->down.w, l->e_gate, l->e_up,
@@ -326,18 +327,17 @@ stack_part(const dcpg_mat *to, const dcpg_mat *p, uint32_t at)
 }
 
 /*
- * The matrices that h is multiplied with, one below the other, for one product
- * instead of four. In the order of dcpg_first's columns, as far as they are of
- * one form and, where that is e4m3, begin at a block of scales. Bytes stay what
- * they were.
+ * Matrices that one x is multiplied with, one below the other, for one product
+ * instead of several: in the order given, as far as they are of one form and,
+ * where that is e4m3, begin at a block of scales. Bytes stay what they were.
  */
 static int
-stack_first(dcpg_rank *r, dcpg_layer *l, dcpk_err *err)
+stack(dcpg_rank *r, std::initializer_list<dcpg_mat *> all, dcpg_mat *to,
+    dcpk_err *err)
 {
-	dcpg_mat *all[] = { &l->q_a, &l->idx_k, &l->kv_a, &l->idx_w };
 	dcpg_mat *part[4], s = {};
 	uint32_t n = 0, at = 0;
-	bool fp8 = l->q_a.scale != NULL;
+	bool fp8 = (*all.begin())->scale != NULL;
 	size_t bytes;
 	int rc = 0;
 
@@ -349,9 +349,9 @@ stack_first(dcpg_rank *r, dcpg_layer *l, dcpk_err *err)
 		part[n++] = p;
 		s.n += p->n;
 	}
-	if (n < 2)
+	if (n < 2 || s.n == 0)
 		return 0;
-	s.k = l->q_a.k;
+	s.k = part[0]->k;
 	bytes = fp8 ? dcpk_fp8_bytes(s.n, s.k) : (size_t)s.n * s.k * 2;
 	cudaSetDevice(r->dev);
 	if (cudaMalloc(&s.w, bytes) != cudaSuccess)
@@ -370,9 +370,24 @@ stack_first(dcpg_rank *r, dcpg_layer *l, dcpk_err *err)
 		part[i]->w = NULL;
 		part[i]->scale = NULL;
 	}
-	l->first = s;
+	*to = s;
 	return rc == 0 ? 0 : fail(err, -EIO, "cuda: rank %u: weights could "
 	    "not be stacked", r->id);
+}
+
+/* What h is multiplied with before attention, in the order of dcpg_first's
+ * columns, and in the FFN. */
+static int
+stacks(dcpg_rank *r, dcpg_layer *l, dcpk_err *err)
+{
+	int rc = stack(r, { &l->q_a, &l->idx_k, &l->kv_a, &l->idx_w },
+	    &l->first, err);
+
+	if (rc == 0)
+		rc = stack(r, { &l->gate, &l->up }, &l->gate_up, err);
+	if (rc == 0)
+		rc = stack(r, { &l->s_gate, &l->s_up }, &l->s_gate_up, err);
+	return rc;
 }
 
 int
@@ -409,7 +424,7 @@ dcpg_ready(dcpk_ctx *c, dcpk_err *err)
 			if (!ok)
 				return fail(err, -ENOENT, "rank %u, layer %u: "
 				    "a tensor was not loaded", i, k);
-			rc = stack_first(r, &r->layer[k], err);
+			rc = stacks(r, &r->layer[k], err);
 			if (rc != 0)
 				return rc;
 		}

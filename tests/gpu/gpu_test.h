@@ -51,6 +51,7 @@ void later(std::function<void(void)> one);
 #define CASE(...) later([=, salt = ++salt] { __VA_ARGS__; })
 void experts_tests(void);	/* experts_test.cu */
 void rows_tests(void);		/* rows_test.cu */
+void value_tests(void);		/* value_test.cu */
 
 /* kernel_bench.cu: median over replays of one graph, us per launch */
 double replay(int launches, const std::function<void(int, cudaStream_t)> &one);

@@ -1,0 +1,162 @@
+/*
+ * kernel_test's part value: dcpg_value against float64 on the CPU, its codes
+ * against what its own bf16 make, to the bit.
+ */
+#include "kernels/cuda/dcpg.h"
+#include "tests/gpu/gpu_test.h"
+
+/* Codes and scales are those of y, to the bit, and what fills up is there. */
+static bool
+codes_ok(const struct dcpg_value &a, const std::vector<uint16_t> &y,
+    const std::vector<uint8_t> &code, const std::vector<float> &scale)
+{
+	uint32_t k = a.heads * a.values, m4 = (a.rows + 3) / 4 * 4;
+	size_t bad = 0;
+
+	for (uint32_t i = 0; i < m4; i++)
+		for (uint32_t b = 0; b < k / 128; b++) {
+			float v[128], top = 0, s;
+
+			for (uint32_t j = 0; j < 128; j++) {
+				v[j] = i < a.rows ? from_bf16(y[(size_t)i * k +
+				    b * 128 + j]) : 0;
+				top = fmaxf(top, fabsf(v[j]));
+			}
+			s = top / 448.0f;
+			if (a.y8.pow2) {
+				int e;
+				float m = frexpf(fmaxf(s, 1e-4f / 448), &e);
+
+				s = ldexpf(1, m == 0.5f ? e - 1 : e);
+			}
+			bad += scale[(size_t)b * m4 + i] != s;
+			for (uint32_t j = 0; j < 128; j++)
+				bad += code[(size_t)i * k + b * 128 + j] !=
+				    __nv_cvt_float_to_fp8(s > 0 ? v[j] / s : 0,
+				    __NV_SATFINITE, __NV_E4M3);
+		}
+	return bad == 0;
+}
+
+/* One rank of D. Some ranks saw no key of a row (-inf), one says NaN or +inf,
+ * and what such a partial output holds must not be read as a number. */
+static void
+value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
+    uint64_t salt)
+{
+	Rng g(seed * 49979687 + salt);
+	uint32_t rank = g.below(D);
+	size_t all = (size_t)rows * D * heads;
+	std::vector<std::vector<uint16_t>> p(D);
+	std::vector<std::vector<float>> l(D);
+	std::vector<uint16_t> w((size_t)heads * values * 512);
+	std::vector<Buf<uint16_t> *> dp;
+	std::vector<Buf<float> *> dl;
+	struct dcpg_value a = {};
+
+	for (auto &x : w)
+		x = to_bf16(g.normal() / 16);
+	for (uint32_t e = 0; e < D; e++) {
+		for (size_t i = 0; i < all; i++) {
+			int none = D == 1 ? 0 : (int)g.below(6);
+
+			l[e].push_back(none == 0 && D > 1 ? -INFINITY :
+			    none == 1 && g.below(4) == 0 ? NAN :
+			    none == 2 && g.below(4) == 0 ? INFINITY :
+			    (float)g.normal() * 3);
+			for (int c = 0; c < 512; c++)
+				p[e].push_back(l[e][i] < INFINITY &&
+				    l[e][i] > -INFINITY ?
+				    to_bf16(g.normal()) : 0xffff);
+		}
+		dp.push_back(new Buf<uint16_t>(p[e]));
+		dl.push_back(new Buf<float>(l[e]));
+		a.part[e] = dp[e]->d;
+		a.lse[e] = dl[e]->d;
+	}
+	Buf<uint16_t> dw(w), y((size_t)rows * heads * values);
+	uint32_t m4 = (rows + 3) / 4 * 4;
+	Buf<uint8_t> code((size_t)m4 * heads * values);
+	Buf<float> scale((size_t)m4 * heads * values / 128);
+	y.poison();
+	code.poison();
+	scale.poison();
+	if (salt % 3 != 0) {
+		a.y8.code = code.d;
+		a.y8.scale = scale.d;
+		a.y8.pow2 = salt % 3 == 2;
+	}
+	a.w = dw.d;
+	a.y = y.d;
+	a.rows = rows;
+	a.heads = heads;
+	a.values = values;
+	a.rank = rank;
+	a.ranks = D;
+	CALL(dcpg_value(&a, STREAM));
+	CHECK(cudaDeviceSynchronize());
+	std::vector<uint16_t> got = y.get();
+	std::vector<double> worst(rows);
+	parallel(rows, [&](size_t i) {
+		for (uint32_t h = 0; h < heads; h++) {
+			size_t at = (i * D + rank) * heads + h;
+			std::vector<double> o(512);
+			double m = -INFINITY, den = 0, err = 0, size = 0;
+
+			for (uint32_t e = 0; e < D; e++)
+				if (l[e][at] < INFINITY)
+					m = fmax(m, l[e][at]);
+			for (uint32_t e = 0; e < D && m > -INFINITY; e++) {
+				double x = l[e][at] < INFINITY &&
+				    l[e][at] > -INFINITY ?
+				    exp(l[e][at] - m) : 0;
+
+				den += x;
+				for (int c = 0; c < 512 && x > 0; c++)
+					o[c] += x * from_bf16(p[e][at * 512 +
+					    c]);
+			}
+			for (uint32_t n = 0; n < values; n++) {
+				double want = 0, d;
+
+				for (int c = 0; c < 512 && den > 0; c++)
+					want += o[c] / den * from_bf16(w[((size_t)
+					    h * values + n) * 512 + c]);
+				d = from_bf16(got[(i * heads + h) * values +
+				    n]) - want;
+				err += d * d;
+				size += want * want;
+			}
+			err = size > 0 ? sqrt(err / size) : sqrt(err);
+			worst[i] = err >= worst[i] || err != err ? err :
+			    worst[i];
+		}
+	});
+	bool ok = a.y8.code == NULL || codes_ok(a, got, code.get(),
+	    scale.get());
+	for (double e : worst)	/* o and y are rounded to bf16 */
+		ok &= e < 6e-3;
+	for (auto x : dp)
+		delete x;
+	for (auto x : dl)
+		delete x;
+	char what[100];
+	snprintf(what, sizeof what, "value rows=%u heads=%u D=%u values=%u%s",
+	    rows, heads, D, values, a.y8.code == NULL ? "" : a.y8.pow2 ?
+	    " codes 2^n" : " codes");
+	verdict(ok, what);
+}
+
+void
+value_tests(void)
+{
+	uint64_t salt = 0;
+
+	for (uint32_t rows : { 1u, 3u, 16u, 17u, 64u })
+		for (uint32_t D : { 1u, 2u, 4u, 5u, 8u })
+			if (!brief || rows * D < 20)
+				CASE(value_case(rows, D == 8 ? 2 : 8, D,
+				    rows == 3 ? 256 : 128, salt));
+	if (!brief)
+		CASE(value_case(32, 64, 2, 128, salt));
+}
