@@ -29,6 +29,7 @@ struct engine {
 	uint32_t context;
 	TAILQ_HEAD(, ereq) live;
 	struct gen_list gens;
+	uint64_t gathered;
 };
 
 /* --- connecting -------------------------------------------------------- */
@@ -393,6 +394,12 @@ struct gen_list *
 engine_gens(struct engine *e)
 {
 	return &e->gens;
+}
+
+uint64_t *
+engine_gathered(struct engine *e)
+{
+	return &e->gathered;
 }
 
 bool

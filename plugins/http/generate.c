@@ -52,12 +52,21 @@ gen_free(struct gen *g)
 	free(g);
 }
 
+/* Nothing is added any more; what there is goes soon. */
+static void
+forget(struct gen *g)
+{
+	*engine_gathered(g->engine) -= g->gathered;
+	g->gathered = 0;
+}
+
 /* Its answer is out: nothing of it runs on, and it goes with its last event. */
 static void
 finish(struct gen *g)
 {
 	g->finished = true;
 	g->call = NULL;
+	forget(g);
 	g->n_sent = g->n_choices;
 	for (uint32_t i = 0; i < g->n_choices && g->n_live > 0; i++)
 		if (g->choice[i].ereq.id != 0 && !g->choice[i].ended)
@@ -105,6 +114,43 @@ fail_errno(struct gen *g, int error, const char *message)
 	int status = engine_error_status(error, &code);
 
 	fail(g, status, code, message);
+}
+
+/* --- gathering --------------------------------------------------------- */
+
+/*
+ * What an event adds to an answer that is no stream, when that is JSON: some
+ * 1.2 KB for a token with its logprob and 150 bytes for each alternative, as
+ * measured; text is there twice.
+ */
+static uint64_t
+answer_cost(const struct gen *g, const struct dcp_event *ev)
+{
+	return 2 * ev->text_len + (uint64_t)ev->n_logprobs *
+	    (1200 + 150 * (uint64_t)g->p.r.top_logprobs);
+}
+
+/* The largest pays, whoever is the last straw. */
+static void
+gather(struct gen *g, const struct dcp_event *ev)
+{
+	uint64_t cost = answer_cost(g, ev), *sum = engine_gathered(g->engine);
+	struct gen *k, *most = g;
+
+	g->gathered += cost;
+	*sum += cost;
+	if (*sum <= call_http(g->call)->cfg.max_answers)
+		return;
+	TAILQ_FOREACH(k, engine_gens(g->engine), link)
+		if (k->gathered > most->gathered)
+			most = k;
+	http_log(call_http(g->call), LOG_WARNING, "answers that are gathered "
+	    "take %llu bytes, more than max_answers: the largest is dropped, "
+	    "%llu bytes", (unsigned long long)*sum,
+	    (unsigned long long)most->gathered);
+	fail(most, 503, "out_of_memory", "the answer takes more memory than "
+	    "there is for such now: ask for fewer at once, for fewer logprobs, "
+	    "or for a stream");
 }
 
 /* --- telling ----------------------------------------------------------- */
@@ -219,6 +265,8 @@ on_delta(struct choice *c, const struct dcp_event *ev)
 		fail(g, 503, "out_of_memory", "no memory for the answer");
 		return;
 	}
+	if (!g->p.stream)
+		gather(g, ev);
 	if (!g->p.stream || (ev->text_len == 0 && ev->n_logprobs == 0 &&
 	    !begins))
 		return;

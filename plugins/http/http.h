@@ -53,6 +53,7 @@ struct http_config {
 	char *served_model_name;	/* NULL: the daemon's model name */
 	uint32_t max_connections;
 	uint64_t max_input;		/* bytes of requests in memory */
+	uint64_t max_answers;		/* of answers that are gathered */
 	double head_timeout;		/* s, a head from its first byte */
 	double idle_timeout;		/* s, between requests or body bytes */
 	double stuck_timeout;		/* s, with nothing taken of an answer */
@@ -333,6 +334,7 @@ struct gen {
 	bool finished;			/* answered; events are dropped */
 	double t_start;
 	size_t held_bytes;
+	uint64_t gathered;		/* bytes, as answer_cost has them */
 	TAILQ_ENTRY(gen) link;
 };
 

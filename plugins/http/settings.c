@@ -193,6 +193,18 @@ set_max_input(struct http_config *c, const json_t *v, char **why)
 }
 
 static int
+set_max_answers(struct http_config *c, const json_t *v, char **why)
+{
+	json_int_t n = json_integer_value(v);
+
+	if (!json_is_integer(v) || n < (json_int_t)HTTP_BODY_MAX)
+		return http_why(why, -EINVAL, "max_answers: want bytes, at "
+		    "least %u", HTTP_BODY_MAX);
+	c->max_answers = (uint64_t)n;
+	return 0;
+}
+
+static int
 set_seconds(double *to, const char *key, const json_t *v, char **why)
 {
 	double s = json_number_value(v);
@@ -242,6 +254,7 @@ static const struct {
 	{ "served_model_name", set_served_model_name },
 	{ "max_connections", set_max_connections },
 	{ "max_input", set_max_input },
+	{ "max_answers", set_max_answers },
 	{ "head_timeout", set_head_timeout },
 	{ "idle_timeout", set_idle_timeout },
 	{ "stuck_timeout", set_stuck_timeout },
@@ -268,7 +281,7 @@ int
 http_config_read(const char *text, struct http_config *out, char **why)
 {
 	struct http_config c = { .max_connections = MAX_CONNECTIONS,
-	    .max_input = 512u << 20,
+	    .max_input = 512u << 20, .max_answers = 2048ull << 20,
 	    .head_timeout = 10, .idle_timeout = 60, .stuck_timeout = 30 };
 	json_error_t e;
 	json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, &e), *v;
@@ -319,6 +332,7 @@ http_config_swap(struct http_config *a, struct http_config *b)
 	SWAP(cors_origin);
 	SWAP(max_connections);
 	SWAP(max_input);
+	SWAP(max_answers);
 	SWAP(head_timeout);
 	SWAP(idle_timeout);
 	SWAP(stuck_timeout);

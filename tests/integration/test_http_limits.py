@@ -660,6 +660,30 @@ def so_are_those_that_are_kept(_):
             assert s.head()[0] == 200
 
 
+def answers_are_bounded_in_all(_):
+    """Logprobs take a hundred times what they tell; the largest pays."""
+    with Configured({"max_answers": 64 << 20}, *NULL, "--null-pages", 20000,
+                    "--chunked-prefill-size", 8192) as d:
+        many = {"prompt": [[20] * 4000] * 4, "max_tokens": 0, "echo": True,
+                "logprobs": 20}
+        few = dict(many, prompt=[20] * 4000)
+        for _ in range(3):
+            status, _, body = d.ask("POST", "/v1/completions", few)
+            assert status == 200, body
+            before = rss(d)
+            status, h, body = d.ask("POST", "/v1/completions", many)
+            assert status == 503 and h["retry-after"] == "1", status
+            assert error(body)["code"] == "out_of_memory"
+            assert rss(d) < before + (64 << 10), (before, rss(d))
+        suite.until(lambda: live(d) == 0, "they run on")
+        # What is streamed, or is short, is not concerned.
+        with Raw(d.port) as s:
+            s.send(request("POST", "/v1/completions",
+                           dict(many, stream=True)))
+            assert s.answer()[0] == 200
+        assert "max_answers" in d.tail(99)
+
+
 def a_turn_of_many_parts_is_read_at_once(d):
     """Else one request would hold up all others, and the watchdog."""
     def count(content, *more):
@@ -788,7 +812,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         bodies_are_bounded_in_all,
         bodies_that_are_gone_take_no_memory,
         the_largest_body_pays_for_it,
-        so_are_those_that_are_kept,
+        so_are_those_that_are_kept, answers_are_bounded_in_all,
         a_turn_of_many_parts_is_read_at_once, a_full_queue_is_503,
         listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
         a_port_in_use_ends_the_start)
