@@ -233,6 +233,7 @@ latents(const __grid_constant__ latent_args a)
 	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j;
 	const float *first = a.first + (size_t)j * a.ld;
 
+	dcpg::launch_wait();
 	dcpg::launch_next();
 	if (blockIdx.y == 0)
 		q_latent(a, j, first);
@@ -309,6 +310,8 @@ rope_queries(const __grid_constant__ query_args a)
 	uint32_t e = blockIdx.y * QUERY_THREADS + threadIdx.x;
 	uint32_t h = e / half, p = e % half;
 
+	dcpg::launch_wait();
+	dcpg::launch_next();
 	if (h >= a.heads)
 		return;
 	const __nv_bfloat162 *x = (const __nv_bfloat162 *)(a.qh +
@@ -338,6 +341,8 @@ index_queries(const __grid_constant__ query_args a)
 	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), wx, s;
 	float4 v = make_float4(0, 0, 0, 0), cs, sn;
 
+	dcpg::launch_wait();
+	dcpg::launch_next();
 	if (h >= a.hi)
 		return;
 	if (mine)
@@ -462,9 +467,8 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 		a.dr = r->dr;
 	}
 	wide = std::max({ a.q_lora / 4, a.c / 4, a.r / 2, 32u });
-	latents<<<dim3(r->m, m->full[layer] ? 3 : 2), (wide + 31) / 32 * 32,
-	    0, r->st>>>(a);
-	return rc | DCPG_LAUNCHED("latents");
+	return rc | dcpg_launch_early("latents", latents, dim3(r->m,
+	    m->full[layer] ? 3 : 2), (wide + 31) / 32 * 32, r->st, a);
 }
 
 static int
@@ -539,9 +543,9 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.n = m->nope;
 	a.r = m->rope;
 	a.c = m->kv_lora;
-	rope_queries<<<dim3(r->m, (heads * (a.r / 2) + QUERY_THREADS - 1) /
-	    QUERY_THREADS), QUERY_THREADS, 0, r->st>>>(a);
-	return rc | DCPG_LAUNCHED("rope_queries");
+	return rc | dcpg_launch_early("rope_queries", rope_queries, dim3(r->m,
+	    (heads * (a.r / 2) + QUERY_THREADS - 1) / QUERY_THREADS),
+	    QUERY_THREADS, r->st, a);
 }
 
 static int
@@ -579,9 +583,8 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.interleave = m->idx_interleave;
 	a.hadamard = m->idx_hadamard;
 	a.fp8 = c->s.idx == DCPK_KV_FP8;
-	index_queries<<<dim3(r->m, (a.hi + warps - 1) / warps), QUERY_THREADS,
-	    0, r->st>>>(a);
-	return DCPG_LAUNCHED("index_queries");
+	return dcpg_launch_early("index_queries", index_queries, dim3(r->m,
+	    (a.hi + warps - 1) / warps), QUERY_THREADS, r->st, a);
 }
 
 /*

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include <atomic>
+#include <utility>
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/keep.h"
@@ -389,5 +390,29 @@ dcpg_pool_keys(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, float **scales)
 	((const type *)((r)->plan + (c)->plan->off))
 
 #define DCPG_LAUNCHED(what) dcpg_ok(cudaGetLastError(), what)
+
+/*
+ * A launch that may begin before the kernel in front has ended, for which its
+ * kernel waits (launch_wait). It lets the next one begin (launch_next) only
+ * then: that may read at once what is older than the kernel in front of it.
+ */
+template <typename... P, typename... A>
+static inline int
+dcpg_launch_early(const char *what, void (*kernel)(P...), dim3 grid,
+    uint32_t threads, cudaStream_t st, A &&...args)
+{
+	cudaLaunchAttribute at = {};
+	cudaLaunchConfig_t cfg = {};
+
+	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	at.val.programmaticStreamSerializationAllowed = 1;
+	cfg.gridDim = grid;
+	cfg.blockDim = dim3(threads);
+	cfg.stream = st;
+	cfg.attrs = &at;
+	cfg.numAttrs = 1;
+	return dcpg_ok(cudaLaunchKernelEx(&cfg, kernel,
+	    std::forward<A>(args)...), what);
+}
 
 #endif

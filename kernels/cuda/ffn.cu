@@ -25,6 +25,8 @@ silu_mul(const float *gu, bf16 *y, uint32_t n)
 	uint32_t row = blockIdx.x, j = blockIdx.y * 256 + threadIdx.x;
 	const float *g = gu + (size_t)row * 2 * n + j;
 
+	dcpg::launch_wait();
+	dcpg::launch_next();
 	if (j < n)
 		y[(size_t)row * n + j] = __float2bfloat16(silu(g[0], g[n]));
 }
@@ -37,6 +39,7 @@ silu_codes(const float *gu, bf16 *y, struct dcpg_codes y8, uint32_t m,
 	uint32_t row = blockIdx.x, q = blockIdx.y * 256 + threadIdx.x;
 	const float4 *g = (const float4 *)(gu + (size_t)row * 2 * n) + q;
 
+	dcpg::launch_wait();
 	dcpg::launch_next();
 	if (q >= n / 4)
 		return;
@@ -174,11 +177,12 @@ plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *stack,
 	else
 		rc = of_h(c, r, gate, 0, 2 * n) | of_h(c, r, up, n, 2 * n);
 	if (down->scale != NULL)
-		silu_codes<<<dim3(c->rows, (n + 1023) / 1024), 256, 0,
-		    r->st>>>(r->gu, r->a16, r->a8, c->rows, n);
+		rc |= dcpg_launch_early("silu_codes", silu_codes, dim3(c->rows,
+		    (n + 1023) / 1024), 256, r->st, r->gu, r->a16, r->a8,
+		    c->rows, n);
 	else
-		silu_mul<<<dim3(c->rows, (n + 255) / 256), 256, 0,
-		    r->st>>>(r->gu, r->a16, n);
+		rc |= dcpg_launch_early("silu_mul", silu_mul, dim3(c->rows,
+		    (n + 255) / 256), 256, r->st, r->gu, r->a16, n);
 	p.w = down->w;
 	p.scale = down->scale;
 	p.x = r->a16;

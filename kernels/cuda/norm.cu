@@ -107,14 +107,14 @@ sum_norm(const __grid_constant__ norm_args a)
 	float4 v = make_float4(0, 0, 0, 0), w = v;
 	float s;
 
-	dcpg::launch_next();	/* its weights may come meanwhile */
-	if (mine) {
-		v = *x;
-		if (a.w)
-			w = ((const float4 *)a.w)[at];
-	}
+	if (mine && a.w)
+		w = ((const float4 *)a.w)[at];
 	if (a.w)
 		dcpg::cluster_arrive();
+	dcpg::launch_wait();
+	dcpg::launch_next();	/* a product's weights may come meanwhile */
+	if (mine)
+		v = *x;
 	if (a.T != 0) {
 		dcpg::meet_in(a.peer, blockIdx.x == 0);
 		if (mine)
@@ -160,8 +160,8 @@ launch(dcpg_rank *r, const norm_args *a, uint32_t rows)
 	if (rows == 0)
 		return 0;
 	cudaSetDevice(r->dev);
-	sum_norm<<<rows * SHARE, per, 0, r->st>>>(*a);
-	return DCPG_LAUNCHED("sum_norm");
+	return dcpg_launch_early("sum_norm", sum_norm, rows * SHARE, per, r->st,
+	    *a);
 }
 
 /* Whether the sum before a layer has already made its h. */

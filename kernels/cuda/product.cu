@@ -82,8 +82,8 @@ quantise_rows(const bf16 *x, uint32_t m, uint32_t k, struct dcpg_codes y)
 {
 	uint32_t row = blockIdx.x, q = blockIdx.y * 256 + threadIdx.x;
 
-	dcpg::launch_next();
 	dcpg::launch_wait();
+	dcpg::launch_next();
 	if (q < k / 4)
 		put_codes(y, m, k, row, q,
 		    ((const bf16x4 *)(x + (size_t)row * k))[q]);
@@ -201,20 +201,8 @@ int
 dcpg_quantise(dcpg_rank *r, const bf16 *x, uint32_t m, uint32_t k,
     const struct dcpg_codes *y)
 {
-	cudaLaunchAttribute at[1];
-	cudaLaunchConfig_t cfg = {};
-
-	if (m == 0)
-		return 0;
-	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at[0].val.programmaticStreamSerializationAllowed = 1;
-	cfg.gridDim = dim3(m, (k / 4 + 255) / 256);
-	cfg.blockDim = dim3(256);
-	cfg.stream = r->st;
-	cfg.attrs = at;
-	cfg.numAttrs = 1;
-	return dcpg_ok(cudaLaunchKernelEx(&cfg, quantise_rows, x, m, k, *y),
-	    "quantise_rows");
+	return m == 0 ? 0 : dcpg_launch_early("quantise_rows", quantise_rows,
+	    dim3(m, (k / 4 + 255) / 256), 256, r->st, x, m, k, *y);
 }
 
 /*

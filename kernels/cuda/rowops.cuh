@@ -79,10 +79,11 @@ bf16_of(float4 v)
 		__floats2bfloat162_rn(v.z, v.w) };
 }
 
+/* In one order, whatever the compiler makes of what is around it. */
 __device__ static inline float
 dot4(float4 v)
 {
-	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+	return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, v.x * v.x)));
 }
 
 __device__ static inline float
