@@ -295,6 +295,9 @@ struct query_args {
 	float *iq;		/* [m][hi][dim] */
 	const float *wx;	/* [m][ld] the heads' weights, as multiplied */
 	uint32_t ld;
+	/* or wx NULL, and x [m][hidden] and the matrix [hi][hidden] */
+	const bf16 *x, *ww;
+	uint32_t hidden;
 	float *iw;		/* [m][hi] with every factor */
 	uint8_t *iq8;		/* the e4m3 codes instead of iq, or NULL */
 	uint32_t hi, dim;
@@ -325,9 +328,42 @@ rope_queries(const __grid_constant__ query_args a)
 	y[p + half] = __float2bfloat16(v.y * cs + v.x * sn);
 }
 
+__device__ static inline float
+dot2(uint32_t a, uint32_t b)
+{
+	return fmaf(dcpg::bf16_lo(a), dcpg::bf16_lo(b),
+	    dcpg::bf16_hi(a) * dcpg::bf16_hi(b));
+}
+
+/* x . w by a warp; n a multiple of 8. Loads under way: 8 a lane. */
+__device__ static float
+dot_warp(const bf16 *x, const bf16 *w, uint32_t n)
+{
+	uint4 a[4], b[4];
+	float s = 0;
+
+	for (uint32_t k = threadIdx.x % 32 * 8; k < n; k += 1024) {
+#pragma unroll
+		for (uint32_t u = 0; u < 4; u++)
+			if (k + u * 256 < n) {
+				b[u] = *(const uint4 *)(w + k + u * 256);
+				a[u] = __ldcg((const uint4 *)(x + k + u * 256));
+			}
+#pragma unroll
+		for (uint32_t u = 0; u < 4; u++)
+			if (k + u * 256 < n)
+				s += dot2(a[u].x, b[u].x) +
+				    dot2(a[u].y, b[u].y) +
+				    dot2(a[u].z, b[u].z) +
+				    dot2(a[u].w, b[u].w);
+	}
+	return warp_sum(s);
+}
+
 /*
  * An index query a warp. The head's weight gets hi^-.5, dim^-.5 and, for fp8
- * keys, the query's own scale.
+ * keys, the query's own scale. Where the weight is multiplied here, that is
+ * while the queries' product still runs: h is older than it.
  */
 __global__ void __launch_bounds__(QUERY_THREADS)
 index_queries(const __grid_constant__ query_args a)
@@ -338,16 +374,20 @@ index_queries(const __grid_constant__ query_args a)
 	size_t at = (size_t)j * a.hi + h;
 	bool mine = lane < a.dim / 4;
 	float4 *q = (float4 *)(a.iq + at * a.dim) + lane;
-	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), wx, s;
+	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), wx = 0, s;
 	float4 v = make_float4(0, 0, 0, 0), cs, sn;
 
+	if (a.wx == NULL && h < a.hi)
+		wx = dot_warp(a.x + (size_t)j * a.hidden,
+		    a.ww + (size_t)h * a.hidden, a.hidden);
 	dcpg::launch_wait();
 	dcpg::launch_next();
 	if (h >= a.hi)
 		return;
 	if (mine)
 		v = *q;
-	wx = a.wx[(size_t)j * a.ld + h];
+	if (a.wx != NULL)
+		wx = a.wx[(size_t)j * a.ld + h];
 	cs = angles(a.cos + (size_t)i * half, half);
 	sn = angles(a.sin + (size_t)i * half, half);
 	v = rope_warp(v, cs, sn, half, a.interleave);
@@ -392,6 +432,17 @@ linear(dcpg_rank *r, const dcpg_mat *w, const bf16 *x,
 	return dcpg_product(r, &p);
 }
 
+/*
+ * Few rows, and the heads' weights could not be stacked, as with FP8 weights,
+ * where they are bf16: index_queries multiplies them. Each row reads the matrix.
+ */
+static bool
+weights_by_query(const dcpk_ctx *c, const dcpg_rank *r, const dcpg_layer *l)
+{
+	return l->idx_w.w != NULL && l->idx_w.scale == NULL && r->m <= 8 &&
+	    c->s.model.hidden % 8 == 0;
+}
+
 /* What h is multiplied with, side by side in r->first: the stack (weights.cu)
  * and what is not part of it. */
 static int
@@ -411,7 +462,7 @@ first_products(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	if (l->idx_k.w != NULL)
 		rc |= linear(r, &l->idx_k, r->h, &r->h8, r->first + f.k, true,
 		    f.ld);
-	if (l->idx_w.w != NULL)
+	if (l->idx_w.w != NULL && !weights_by_query(c, r, l))
 		rc |= linear(r, &l->idx_w, r->h, &r->h8, r->first + f.w, true,
 		    f.ld);
 	return rc;
@@ -562,6 +613,7 @@ static int
 index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
+	const dcpg_layer *l = &r->layer[layer];
 	dcpg_first f = dcpg_first_of(m, layer);
 	uint32_t warps = QUERY_THREADS / 32;
 	query_args a = {};
@@ -573,7 +625,13 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.sin = r->sin;
 	a.r = m->rope;
 	a.iq = r->iq;
-	a.wx = r->first + f.w;
+	if (weights_by_query(c, r, l)) {
+		a.x = r->h;
+		a.ww = l->idx_w.w;
+		a.hidden = m->hidden;
+	} else {
+		a.wx = r->first + f.w;
+	}
 	a.ld = f.ld;
 	a.iw = r->iw;
 	a.iq8 = c->fast_index || c->fast_rows ? r->iq8 : NULL;
