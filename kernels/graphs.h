@@ -74,8 +74,7 @@ dcpk_graph_next(const struct dcpk_setup *s, uint32_t *rows, uint32_t *bound)
 /*
  * Device memory of a rank's graphs. Measured on an H200, driver 580: 18 MiB for
  * 21 graphs of 150 launches a rank, of which some 8 come with the first; the
- * driver takes 2 MiB at a time. Launches of a layer are counted generously;
- * where weights stay FP8, what they multiply is quantised by launches of its own.
+ * driver takes 2 MiB at a time. Launches of a layer are counted generously.
  */
 #define DCPK_GRAPH_FIRST (8u << 20)
 #define DCPK_GRAPH_LAUNCH 4096u
@@ -83,8 +82,7 @@ dcpk_graph_next(const struct dcpk_setup *s, uint32_t *rows, uint32_t *bound)
 static inline uint64_t
 dcpk_graph_bytes(const struct dcpk_setup *s)
 {
-	uint64_t layer = (s->topo.dcp > 1 ? 40u : 30u) +
-	    (s->flags & DCPK_FP8_WEIGHTS ? 10u : 0u);
+	uint64_t layer = s->topo.dcp > 1 ? 40u : 30u;
 	uint32_t rows = 0, bound = 0;
 	uint64_t n = 0;
 
