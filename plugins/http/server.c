@@ -39,7 +39,8 @@
 #define TRIM_BODY (1u << 20)	/* bytes that make it worth its time */
 #define BUSY_INPUT (64u << 10)	/* bytes read ahead while answering */
 #define SPARE_CONNS 32u		/* above the cap, to say 503 */
-#define WARN_S 10.0		/* from one line about accept to the next */
+#define WARN_S 10.0		/* from one line of a kind to the next */
+#define TLS_GREETING 0x16	/* its first byte; no request begins so */
 
 enum state {
 	C_IDLE,			/* no byte of a request is here */
@@ -77,6 +78,7 @@ struct server {
 	uint32_t n_conns;
 	uint32_t most_conns;	/* that the process has descriptors for */
 	double t_warned;	/* that there were none */
+	double t_tls;		/* said that there is no TLS here */
 	uint64_t held;		/* sum of those of the connections */
 	uint64_t going;		/* of it, of those that the sweep drops */
 	struct event *sweep;	/* drops who is broken, once all have read */
@@ -235,6 +237,20 @@ hold(struct conn *c, size_t n)
 	event_active(s->sweep, 0, 0);
 }
 
+/* evhttp would wait for the end of its line, and the client for an answer. */
+static void
+refuse_tls(struct conn *c)
+{
+	struct server *s = c->server;
+
+	c->broken = true;
+	if (http_now() - s->t_tls < WARN_S)
+		return;
+	s->t_tls = http_now();
+	http_log(s->http, LOG_NOTICE, "a client speaks TLS, which this port "
+	    "does not: say http://, or put a proxy in front");
+}
+
 /* Follow a head's bytes; an empty line ends it. */
 static void
 scan(struct conn *c, const char *p, size_t n)
@@ -244,6 +260,8 @@ scan(struct conn *c, const char *p, size_t n)
 	if (n > 0 && c->state == C_IDLE) {
 		enter(c, C_HEAD);
 		c->line_empty = false;
+		if (*p == TLS_GREETING)
+			refuse_tls(c);
 	}
 	for (; p < end && c->state == C_HEAD; p++) {
 		if (*p == '\n' && c->line_empty)

@@ -306,6 +306,16 @@ def silence_is_filled(d):
 
 # --- who may ----------------------------------------------------------------
 
+def tls_is_refused_at_once(_):
+    """https:// by mistake: no wait for the end of a head that never comes."""
+    with Configured({}, *NULL) as d:
+        with Raw(d.port) as s:
+            s.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"r" * 32)
+            began = time.monotonic()
+            assert closes(s) and time.monotonic() - began < 5
+        assert "speaks TLS" in d.tail()
+
+
 def keep_alive_holds(d):
     with Raw(d.port) as s:
         for i in range(200):
@@ -804,7 +814,8 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         a_large_head_is_refused, a_large_body_is_refused,
         a_length_given_twice_is_refused, chunked_bodies_are_read,
         an_old_client_gets_a_stream_that_ends, silence_is_filled,
-        keep_alive_holds, the_request_id_comes_back, cors_is_off,
+        tls_is_refused_at_once, keep_alive_holds, the_request_id_comes_back,
+        cors_is_off,
         another_sites_page_changes_nothing,
         a_strangers_name_for_this_server_opens_nothing, a_key_is_no_strangers,
         unknown_paths_and_methods, keys_guard_all_but_health, cors_on_request,
