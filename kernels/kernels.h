@@ -221,7 +221,8 @@ enum {
 				   products as the GPU will */
 	DCPK_KEEP_SELECT = 2,	/* keep selections for peek (tests) */
 	DCPK_GUARD = 4,		/* guard bytes round pools, see check() */
-	DCPK_FP8_WEIGHTS = 8,	/* CUDA: FP8 weights stay FP8, see keep.h */
+	DCPK_FP8_WEIGHTS = 8,	/* CUDA: FP8 and W4AFP8 weights stay what they
+				   are, see keep.h */
 };
 
 /* CUDA: how the ranks of a host wait for each other. */

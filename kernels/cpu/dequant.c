@@ -1,13 +1,15 @@
 /*
  * Slices of checkpoint weights as f32: every format of enum dcpk_wfmt
  * (doc/model.md 3: FP8 block and channel, W4AFP8 pairs, compressed-tensors
- * words). Any thread. Checkpoint data may be unaligned, so it is copied out.
+ * words). And W4AFP8's as GPUs keep it. Any thread. Checkpoint data may be
+ * unaligned, so it is copied out.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "kernels/cpu/fail.h"
 #include "kernels/cpu/prim.h"
+#include "kernels/keep.h"
 
 static uint32_t
 load_u32(const void *base, size_t i)
@@ -214,4 +216,67 @@ dcpc_dequant(float *dst, size_t ld, const struct dcpk_weight *w,
 		}
 	}
 	return 0;
+}
+
+/* --- int4 as it is kept (kernels/keep.h) ------------------------------- */
+
+/* Sixteen nibbles of two's complement as dcpk_int4_code. */
+static uint64_t
+int4_codes(uint64_t v)
+{
+	const uint64_t ones = UINT64_C(0x1111111111111111);
+
+	return (v & 7 * ones) << 1 ^ (v >> 3 & ones) * 15;
+}
+
+/* Eight nibbles in the low halves of eight bytes. */
+static uint64_t
+spread(uint64_t v)
+{
+	v = (v | v << 16) & UINT64_C(0x0000ffff0000ffff);
+	v = (v | v << 8) & UINT64_C(0x00ff00ff00ff00ff);
+	return (v | v << 4) & UINT64_C(0x0f0f0f0f0f0f0f0f);
+}
+
+/* A row's 128 columns of a tile: 16 bytes for each of four threads. */
+static void
+take_row(uint8_t *to, const uint8_t *from)
+{
+	uint32_t s, c;
+	uint64_t v[2], w;
+
+	for (s = 0; s < 4; s++) {	/* 32 columns: the first 16, the rest */
+		memcpy(v, from + 16 * s, 16);
+		v[0] = int4_codes(v[0]);
+		v[1] = int4_codes(v[1]);
+		for (c = 0; c < 4; c += 2) {
+			w = spread(v[0] >> 16 * c & 0xffffffff) |
+			    spread(v[1] >> 16 * c & 0xffffffff) << 4;
+			memcpy(to + 16 * c + 4 * s, &w, 4);
+			w >>= 32;
+			memcpy(to + 16 * c + 16 + 4 * s, &w, 4);
+		}
+	}
+}
+
+void
+dcpc_take_int4(uint8_t *out, const struct dcpk_weight *w)
+{
+	uint32_t n = w->n1 - w->n0, k = w->k1 - w->k0, i, j;
+	const uint8_t *row;
+	uint64_t at;
+	float s;
+
+	for (i = 0; i < n; i++) {
+		row = (const uint8_t *)w->data + (size_t)(w->n0 + i) *
+		    (w->k / 2) + w->k0 / 2;
+		for (j = 0; j < k; j += 128) {
+			s = load_scale(w, (size_t)(w->n0 + i) * groups(w) +
+			    (w->k0 + j) / 128);
+			at = dcpk_int4_scale_at(k, i, j);
+			memcpy(out + at, &s, 4);
+			at = dcpk_int4_at(k, i, j) / 2;
+			take_row(out + at, row + j / 2);
+		}
+	}
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/cpu/prim.h"
+#include "kernels/keep.h"
 #define RND_SEED 77777
 #include "tests/unit/rnd.h"
 
@@ -240,6 +241,61 @@ START_TEST(real_block_sizes)
 }
 END_TEST
 
+/* Each element and scale of what is kept, from where keep.h says it stands. */
+static void
+check_kept(const struct dcpk_weight *w)
+{
+	uint32_t n = w->n1 - w->n0, k = w->k1 - w->k0, i, j;
+	uint64_t bytes = dcpk_int4_bytes(n, k), at;
+	uint8_t *kept = malloc(bytes + 1);
+	int code, q;
+	double want;
+	float scale;
+
+	memset(kept, 0xa5, bytes + 1);
+	dcpc_take_int4(kept, w);
+	for (i = 0; i < n; i++)
+		for (j = 0; j < k; j++) {
+			at = dcpk_int4_at(k, i, j);
+			ck_assert_uint_lt(at / 2, bytes);
+			code = kept[at / 2] >> 4 * (at % 2) & 15;
+			q = code % 2 ? -(code + 1) / 2 : code / 2;
+			ck_assert_int_eq(dcpk_int4_code(q), code);
+			at = dcpk_int4_scale_at(k, i, j);
+			ck_assert_uint_lt(at + 4, bytes);
+			memcpy(&scale, kept + at, 4);
+			want = expected(w, w->n0 + i, w->k0 + j);
+			ck_assert_msg(q * (double)scale == want, "row %u, "
+			    "column %u of %ux%u: %g, not %g", i, j, n, k, q *
+			    (double)scale, want);
+		}
+	ck_assert_uint_eq(kept[bytes], 0xa5);
+	free(kept);
+}
+
+START_TEST(int4_is_kept_as_it_is)
+{
+	struct dcpk_weight w;
+	uint32_t t;
+
+	for (t = 0; t < 12; t++) {
+		make(&w, DCPK_W_INT4_PAIR, 64 + rnd(200), 128 * (1 + rnd(5)),
+		    1, 128);
+		w.tensor = DCPK_T_E_DOWN;
+		w.n0 = rnd(w.n - 63);
+		w.n1 = w.n0 + 64 * (1 + rnd((w.n - w.n0) / 64));
+		w.k0 = 128 * rnd(w.k / 128);
+		w.k1 = w.k0 + 128 * (1 + rnd((w.k - w.k0) / 128));
+		ck_assert(dcpk_keeps_int4(DCPK_FP8_WEIGHTS, w.tensor, w.fmt,
+		    128, w.n0, w.n1, w.k0, w.k1));
+		ck_assert(!dcpk_keeps_int4(0, w.tensor, w.fmt, 128, w.n0, w.n1,
+		    w.k0, w.k1));
+		check_kept(&w);
+		drop(&w);
+	}
+}
+END_TEST
+
 static void
 check_refused(const struct dcpk_weight *w, const char *word)
 {
@@ -314,6 +370,7 @@ main(void)
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, every_format_in_any_slice);
 	tcase_add_test(t, real_block_sizes);
+	tcase_add_test(t, int4_is_kept_as_it_is);
 	tcase_add_test(t, parts_that_do_not_fit);
 	suite_add_tcase(s, t);
 	sr = srunner_create(s);
