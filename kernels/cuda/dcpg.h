@@ -151,9 +151,11 @@ struct dcpg_slots {
 
 int dcpg_slots(const struct dcpg_slots *, void *stream);
 
-/* Slots of a tile (0: no such shape), tiles that may be needed. */
+/* Slots of a tile (0: no such shape), the same where all products are of int4,
+ * tiles that may be needed. */
 uint32_t dcpg_expert_tile(uint32_t rows, uint32_t each, uint32_t experts,
     uint32_t shape);
+uint32_t dcpg_expert_tile4(uint32_t rows, uint32_t each, uint32_t experts);
 uint32_t dcpg_expert_tiles(uint32_t rows, uint32_t each, uint32_t experts,
     uint32_t tile);
 
@@ -174,6 +176,11 @@ struct dcpg_experts {
 	const uint32_t *first, *tile0, *tile_e;	/* of dcpg_slots */
 	uint32_t rows, each, experts, n, k;
 	bool fp8;
+	bool int4;		/* w, w2 as dcpk_int4_at has them, x [..][k] e4m3
+				   in units of x_unit */
+	float x_unit;
+	float y_unit;		/* int4: y16 is e4m3 in such units; 0: bf16 */
+	uint32_t tile;		/* int4: the slots', 16, 64 or 128 */
 	bool early;		/* the kernel before this one on the stream ran
 				   behind dcpg_slots: weights may be fetched
 				   while it still runs */
@@ -181,11 +188,12 @@ struct dcpg_experts {
 	float *y;		/* [slots][y_ld] */
 	uint32_t y_ld;		/* 0: n */
 	/* 0: chosen. Tests and the benchmark force them. */
-	uint32_t shape;		/* 1 + index; slots' tile is of the same */
+	uint32_t shape;		/* 1 + index; slots' tile is of the same; int4
+				   has none */
 	uint32_t split;		/* 1, 2, 4, 8: blocks that share the columns */
 };
 
-/* bf16: k a multiple of 8; fp8: of 128, and n of 16. */
+/* bf16: k a multiple of 8; fp8: of 128, and n of 16; int4: n of 64. */
 bool dcpg_experts_fit(uint32_t n, uint32_t k, bool fp8);
 int dcpg_experts(const struct dcpg_experts *, void *stream);
 

@@ -34,6 +34,9 @@
 #include "kernels/keep.h"
 
 namespace dcpg {
+
+int experts4_run(const struct dcpg_experts *, cudaStream_t);
+
 namespace {
 
 constexpr uint32_t BOX = 64 * 128;	/* bytes of one tensor copy */
@@ -785,9 +788,12 @@ dcpg_experts(const struct dcpg_experts *g, void *stream)
 
 	if (g->shape == 0 && i == 0 && g->fp8 && g->w2 == NULL && g->tile_e)
 		i = 3;
-	if (!dcpg_experts_fit(g->n, g->k, g->fp8) || i >= SHAPES ||
-	    g->rows == 0 || (g->y == NULL) == (g->y16 == NULL) ||
-	    (g->w2 != NULL && g->y16 == NULL) || g->split > 8 ||
+	if (i >= SHAPES || g->rows == 0 || (g->y == NULL) == (g->y16 == NULL) ||
+	    (g->w2 != NULL && g->y16 == NULL) || g->split > 8)
+		return -EINVAL;
+	if (g->int4)
+		return experts4_run(g, (cudaStream_t)stream);
+	if (!dcpg_experts_fit(g->n, g->k, g->fp8) ||
 	    g->fp8 != (g->x_scale != NULL))
 		return -EINVAL;
 	return shapes[i][g->fp8].run(g, (cudaStream_t)stream);

@@ -10,6 +10,7 @@ int index_rows_init(void);
 int select_init(void);
 int value_init(void);
 int experts_init(void);
+int experts4_init(void);
 }
 
 extern "C" int
@@ -25,5 +26,7 @@ dcpg_init(void)
 		rc = dcpg::select_init();
 	if (rc == 0)
 		rc = dcpg::value_init();
-	return rc != 0 ? rc : dcpg::experts_init();
+	if (rc == 0)
+		rc = dcpg::experts_init();
+	return rc != 0 ? rc : dcpg::experts4_init();
 }

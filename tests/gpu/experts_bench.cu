@@ -15,10 +15,12 @@
 
 static const double HBM = 4.6e12, RATE = 788e12;
 enum { SETS = 6, EACH = 8, HIDDEN = 7168 };
+enum form { BF16, E4M3, INT4 };
+static const char *const names[] = { "bf16", "e4m3", "int4" };
 
-/* bf16 near 1, or e4m3 without NaN and scales near 1/300. */
+/* bf16 near 1, or e4m3 without NaN, or int4, and scales near 1/300. */
 __global__ static void
-fill_experts(uint8_t *p, size_t each, size_t E, size_t codes, bool fp8)
+fill_experts(uint8_t *p, size_t each, size_t E, size_t codes, form f)
 {
 	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
 	size_t n = each * E / 4;
@@ -32,11 +34,12 @@ fill_experts(uint8_t *p, size_t each, size_t E, size_t codes, bool fp8)
 		x ^= x >> 15;
 		x *= 0x846ca68b;
 		x ^= x >> 16;
-		if (!fp8)
+		if (f == BF16)
 			x = (x & 0x81ff81ff) | 0x3c003c00;
-		else if (i * 4 % each >= codes)
+		else if (f == E4M3 ? i * 4 % each >= codes :
+		    i * 4 % each % DCPK_INT4_TILE < DCPK_INT4_SCALES)
 			x = 0x3b000000 | (x & 0x7fffff);
-		else
+		else if (f == E4M3)
 			x &= 0xf7f7f7f7;
 		((uint32_t *)p)[i] = x;
 	}
@@ -69,11 +72,10 @@ struct Route {
 	}
 
 	void
-	sort(uint32_t rows, uint32_t E, uint32_t shape, cudaStream_t st)
+	sort(uint32_t rows, uint32_t E, uint32_t tile, cudaStream_t st)
 	{
-		struct dcpg_slots a = { eid.d, rows, EACH, E,
-		    dcpg_expert_tile(rows, EACH, E, shape), slot.d, row.d,
-		    first.d, tile0.d, tile_e.d, nullptr };
+		struct dcpg_slots a = { eid.d, rows, EACH, E, tile, slot.d,
+		    row.d, first.d, tile0.d, tile_e.d, nullptr };
 
 		CALL(dcpg_slots(&a, st));
 	}
@@ -81,7 +83,7 @@ struct Route {
 
 struct ExpertBed {
 	uint32_t E, n, most;	/* n: of gate; most rows */
-	bool fp8;
+	form f;
 	size_t up_bytes, down_bytes;
 	Buf<uint8_t> gate, up, down;
 	Buf<uint16_t> x, act;
@@ -89,14 +91,15 @@ struct ExpertBed {
 	Buf<uint32_t> eid;
 
 	static size_t
-	bytes(bool fp8, uint32_t n, uint32_t k)
+	bytes(form f, uint32_t n, uint32_t k)
 	{
-		return fp8 ? dcpk_fp8_bytes(n, k) : (size_t)n * k * 2;
+		return f == INT4 ? dcpk_int4_bytes(n, k) : f == E4M3 ?
+		    dcpk_fp8_bytes(n, k) : (size_t)n * k * 2;
 	}
 
-	ExpertBed(uint32_t E_, uint32_t n_, uint32_t most_, bool fp8_) : E(E_),
-	    n(n_), most(most_), fp8(fp8_), up_bytes(bytes(fp8, n, HIDDEN)),
-	    down_bytes(bytes(fp8, HIDDEN, n)), gate(up_bytes * E),
+	ExpertBed(uint32_t E_, uint32_t n_, uint32_t most_, form f_) : E(E_),
+	    n(n_), most(most_), f(f_), up_bytes(bytes(f, n, HIDDEN)),
+	    down_bytes(bytes(f, HIDDEN, n)), gate(up_bytes * E),
 	    up(up_bytes * E), down(down_bytes * E), x((size_t)most * HIDDEN),
 	    act((size_t)most * EACH * n),
 	    xs((size_t)most * EACH * (HIDDEN / 128)), out((size_t)most * EACH * HIDDEN),
@@ -107,15 +110,15 @@ struct ExpertBed {
 		Rng g(5);
 
 		fill_experts<<<2048, 256>>>(gate.d, up_bytes, E,
-		    (size_t)n * HIDDEN, fp8);
+		    (size_t)n * HIDDEN, f);
 		fill_experts<<<2048, 256>>>(up.d, up_bytes, E,
-		    (size_t)n * HIDDEN, fp8);
+		    (size_t)n * HIDDEN, f);
 		fill_experts<<<2048, 256>>>(down.d, down_bytes, E,
-		    (size_t)n * HIDDEN, fp8);
+		    (size_t)n * HIDDEN, f);
 		fill_experts<<<2048, 256>>>((uint8_t *)x.d, x.n * 2, 1, x.n * 2,
-		    fp8);
+		    f == BF16 ? BF16 : E4M3);
 		fill_experts<<<2048, 256>>>((uint8_t *)act.d, act.n * 2, 1,
-		    act.n * 2, fp8);
+		    act.n * 2, f == BF16 ? BF16 : E4M3);
 		xs.put(std::vector<float>(xs.n, 1.0f / 300));
 		for (auto &v : r)
 			v = (float)(g.uniform() - 0.5) / 40;
@@ -127,6 +130,14 @@ struct ExpertBed {
 		CHECK(cudaDeviceSynchronize());
 	}
 
+	/* of slots; int4 has no shapes */
+	uint32_t
+	tile(uint32_t rows, uint32_t shape) const
+	{
+		return f == INT4 ? dcpg_expert_tile4(rows, EACH, E) :
+		    dcpg_expert_tile(rows, EACH, E, shape);
+	}
+
 	void
 	product(Route &r, uint32_t rows, bool glu, uint32_t shape,
 	    uint32_t split, bool early, cudaStream_t st)
@@ -134,7 +145,7 @@ struct ExpertBed {
 		struct dcpg_experts a = {};
 
 		a.x = glu ? x.d : act.d;
-		if (fp8) {
+		if (f == E4M3) {
 			a.x_scale = xs.d;
 			a.x_scale_ld = glu ? rows : rows * EACH;
 		}
@@ -149,7 +160,10 @@ struct ExpertBed {
 		a.experts = E;
 		a.n = glu ? n : HIDDEN;
 		a.k = glu ? HIDDEN : n;
-		a.fp8 = fp8;
+		a.fp8 = f == E4M3;
+		a.int4 = f == INT4;
+		a.tile = tile(rows, 0);
+		a.x_unit = a.y_unit = 0.05f;
 		a.early = early;
 		a.y16 = glu ? act.d : nullptr;
 		a.y = glu ? nullptr : out.d;
@@ -188,7 +202,7 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 	for (int i = 0; i < SETS; i++) {
 		r.emplace_back(new Route(rows, b.E, g));
 		experts += (double)r[i]->experts / SETS;
-		r[i]->sort(rows, b.E, 0, nullptr);
+		r[i]->sort(rows, b.E, b.tile(rows, 0), nullptr);
 	}
 	CHECK(cudaDeviceSynchronize());
 	for (int glu = 1; glu >= 0; glu--) {
@@ -200,9 +214,9 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 			b.product(*r[i], rows, glu, 0, 0, false, st);
 		});
 		printf("%s E=%-3u n=%-4u b=%-4u %-7s %8.2f floor %8.2f "
-		    "(%.2fx)", b.fp8 ? "e4m3" : "bf16", b.E, b.n, rows,
+		    "(%.2fx)", names[b.f], b.E, b.n, rows,
 		    glu ? "gate+up" : "down", t, f, t / f);
-		for (uint32_t sh = 1; sweep &&
+		for (uint32_t sh = 1; sweep && b.f != INT4 &&
 		    dcpg_expert_tile(1, 1, 1, sh) != 0; sh++)
 			for (uint32_t sp = 1; sp <= 4; sp *= 2) {
 				uint32_t tile = dcpg_expert_tile(rows, EACH,
@@ -213,7 +227,8 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 				    (sp > 1 && (rows > 8 || !glu)))
 					continue;
 				for (auto &x : r)
-					x->sort(rows, b.E, sh, nullptr);
+					x->sort(rows, b.E, b.tile(rows, sh),
+					    nullptr);
 				t = replay(SETS, [&](int i, cudaStream_t st) {
 					b.product(*r[i], rows, glu, sh, sp,
 					    false, st);
@@ -222,13 +237,13 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 			}
 		printf("\n");
 		for (auto &x : r)
-			x->sort(rows, b.E, 0, nullptr);
+			x->sort(rows, b.E, b.tile(rows, 0), nullptr);
 	}
 	double route = replay(SETS, [&](int, cudaStream_t st) {
 		b.route(rows, st);
 	});
 	double sort = replay(SETS, [&](int i, cudaStream_t st) {
-		r[i]->sort(rows, b.E, 0, st);
+		r[i]->sort(rows, b.E, b.tile(rows, 0), st);
 	});
 	double sum = replay(SETS, [&](int i, cudaStream_t st) {
 		b.combine(*r[i], rows, st);
@@ -237,7 +252,7 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 	for (int early = 0; early < 2; early++)
 		all[early] = replay(SETS, [&](int i, cudaStream_t st) {
 			b.route(rows, st);
-			r[i]->sort(rows, b.E, 0, st);
+			r[i]->sort(rows, b.E, b.tile(rows, 0), st);
 			b.product(*r[i], rows, true, 0, 0, false, st);
 			b.product(*r[i], rows, false, 0, 0, early, st);
 			b.combine(*r[i], rows, st);
@@ -245,8 +260,7 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 	double f = std::max(experts * (2 * b.up_bytes + b.down_bytes) / HBM,
 	    slots * 6.0 * b.n * HIDDEN / RATE) * 1e6;
 	printf("%s E=%-3u n=%-4u b=%-4u route %.2f slots %.2f combine %.2f; "
-	    "all %.2f, down early %.2f floor %.2f (%.2fx)\n", b.fp8 ? "e4m3" :
-	    "bf16", b.E, b.n, rows, route, sort, sum, all[0], all[1], f,
+	    "all %.2f, down early %.2f floor %.2f (%.2fx)\n", names[b.f], b.E, b.n, rows, route, sort, sum, all[0], all[1], f,
 	    all[1] / f);
 	fflush(stdout);
 }
@@ -279,8 +293,8 @@ bench_linear(bool sweep)
 		Buf<float> y((size_t)ROWS * l.n);
 
 		fill_experts<<<2048, 256>>>(w.d, bytes / (l.glu ? 2 : 1),
-		    sets * (l.glu ? 2 : 1), (size_t)l.n * l.k, true);
-		fill_experts<<<2048, 256>>>(x.d, x.n, 1, x.n, true);
+		    sets * (l.glu ? 2 : 1), (size_t)l.n * l.k, E4M3);
+		fill_experts<<<2048, 256>>>(x.d, x.n, 1, x.n, E4M3);
 		xs.put(std::vector<float>(xs.n, 1.0f / 300));
 		CHECK(cudaDeviceSynchronize());
 		for (uint32_t m : { 1u, 8u, 32u, 64u, 128u }) {
@@ -333,14 +347,14 @@ bench_experts(bool sweep)
 {
 	bench_linear(sweep);
 	printf("routed experts, hidden 7168, 8 a row, us (x floor)\n");
-	for (int fp8 = 0; fp8 < 2; fp8++) {
+	for (form f : { BF16, E4M3, INT4 }) {
 		{
-			ExpertBed b(16, 1024, 64, fp8);
+			ExpertBed b(16, 1024, 64, f);
 
 			for (uint32_t rows : { 1, 2, 8, 32, 64 })
 				bench_rows(b, rows, sweep);
 		}
-		ExpertBed b(256, 256, 8192, fp8);
+		ExpertBed b(256, 256, 8192, f);
 
 		for (uint32_t rows : { 1, 2, 4, 8, 32, 64, 2048, 8192 })
 			bench_rows(b, rows, sweep);

@@ -132,6 +132,13 @@ struct ExpertCase {
 	uint32_t hot;		/* experts that most rows choose; 0: any */
 	uint32_t y_ld;		/* one matrix (each and E are 1), or 0 */
 	bool y16;		/* of it: bf16 */
+	uint32_t tile;		/* int4: of slots; 0: the shape's */
+
+	uint32_t
+	slots_tile(void) const
+	{
+		return tile ? tile : dcpg_expert_tile(rows, each, E, shape);
+	}
 };
 
 struct Slots {
@@ -140,10 +147,9 @@ struct Slots {
 
 	Slots(const std::vector<uint32_t> &id, const ExpertCase &c) : eid(id),
 	    slot(id.size()), row(id.size()), first(c.E + 1), tile0(c.E + 1),
-	    tile_e(dcpg_expert_tiles(c.rows, c.each, c.E,
-	    dcpg_expert_tile(c.rows, c.each, c.E, c.shape)))
+	    tile_e(dcpg_expert_tiles(c.rows, c.each, c.E, c.slots_tile()))
 	{
-		tile = dcpg_expert_tile(c.rows, c.each, c.E, c.shape);
+		tile = c.slots_tile();
 		tiles = (uint32_t)tile_e.n;
 		struct dcpg_slots a = { eid.d, c.rows, c.each, c.E, tile,
 		    slot.d, row.d, first.d, tile0.d, tile_e.d, nullptr };
@@ -418,6 +424,198 @@ experts_case(const ExpertCase &c, uint64_t salt)
 	    c.y_ld, sqrt(e2 / n2), worst, good ? "" : " SLOTS WRONG",
 	    clean ? "" : " WRITTEN BESIDE");
 	verdict(sqrt(e2 / n2) < tol && worst < 3 * tol && good && clean, what);
+}
+
+/* --- int4 ---------------------------------------------------------------- */
+
+/* Matrices of all experts as they are kept, and their values. */
+struct Int4 {
+	std::vector<uint8_t> bytes;
+	std::vector<float> value;
+
+	Int4(const ExpertCase &c, Rng &g) : value((size_t)c.E * c.n * c.k)
+	{
+		size_t each = dcpk_int4_bytes(c.n, c.k);
+
+		bytes.assign(each * c.E, 0);
+		for (uint32_t e = 0; e < c.E; e++)
+			for (uint32_t i = 0; i < c.n; i++)
+				for (uint32_t j = 0; j < c.k; j++)
+					one(c, g, &bytes[e * each], e, i, j);
+	}
+
+	void
+	one(const ExpertCase &c, Rng &g, uint8_t *b, uint32_t e, uint32_t i,
+	    uint32_t j)
+	{
+		uint64_t at = dcpk_int4_at(c.k, i, j);
+		uint8_t *sc = b + dcpk_int4_scale_at(c.k, i, j);
+		int q = (int)g.below(16) - 8;
+		float s = (float)(exp2(g.normal()) / 6);
+
+		if (j % 128 == 0)
+			memcpy(sc, &s, 4);
+		memcpy(&s, sc, 4);
+		b[at / 2] |= (uint8_t)(dcpk_int4_code(q) << at % 2 * 4);
+		value[((size_t)e * c.n + i) * c.k + j] = (float)q * s;
+	}
+};
+
+static double
+dot4(const float *x, const float *w, uint32_t k)
+{
+	double d = 0;
+
+	for (uint32_t i = 0; i < k; i++)
+		d += (double)x[i] * (double)w[i];
+	return d;
+}
+
+/* y_unit 0: bf16 or f32; else gate and up's codes, each within half a step of
+ * its value and what the tensor cores' sums are off by. */
+static void
+int4_case(ExpertCase c, float y_unit, uint64_t salt)
+{
+	const float unit = 0.03f;
+	Rng g(seed * 86028121 + salt);
+	std::vector<uint32_t> id = draw_experts(c, g);
+	size_t slots = id.size();
+	std::vector<uint8_t> x((c.glu ? c.rows : slots) * c.k);
+	std::vector<float> xv(x.size());
+	ExpertCase none = c;
+	none.E = 0;
+	Int4 m1(c, g), m2(c.glu ? c : none, g);
+	Slots s(id, c);
+
+	for (size_t i = 0; i < x.size(); i++) {
+		x[i] = to_e4m3(g.normal() / sqrt(c.k) / unit);
+		xv[i] = (float)from_e4m3(x[i]);
+	}
+	Buf<uint8_t> dx(x), w1(m1.bytes), w2(m2.bytes);
+	Buf<uint8_t> out(slots * c.n * (!c.glu ? 4 : y_unit > 0 ? 1 : 2));
+	struct dcpg_experts a = {};
+	a.x = dx.d;
+	a.slot_row = c.glu ? s.row.d : nullptr;
+	a.w = w1.d;
+	a.w2 = c.glu ? w2.d : nullptr;
+	a.first = s.first.d;
+	a.tile0 = s.tile0.d;
+	a.tile_e = s.tile_e.d;
+	a.rows = c.rows;
+	a.each = c.each;
+	a.experts = c.E;
+	a.n = c.n;
+	a.k = c.k;
+	a.int4 = true;
+	a.x_unit = unit;
+	a.y_unit = y_unit;
+	a.early = c.early;
+	a.tile = s.tile;
+	a.split = c.split;
+	std::vector<uint8_t> y = run_experts(a, out), again;
+	again = run_experts(a, out);
+	std::vector<uint32_t> slot = s.slot.get();
+	std::vector<double> err(slots), norm(slots);
+	std::vector<uint32_t> far(slots);
+	parallel(slots, [&](size_t i) {
+		size_t at = slot[i], from = c.glu ? i / c.each : at;
+		const float *xr = &xv[from * c.k];
+		std::vector<double> v(c.n), o(c.n);
+
+		for (uint32_t j = 0; j < c.n; j++) {
+			size_t wr = ((size_t)id[i] * c.n + j) * c.k;
+			size_t to = at * c.n + j;
+
+			v[j] = dot4(xr, &m1.value[wr], c.k) * unit;
+			if (c.glu)
+				v[j] = v[j] / (1 + exp(-v[j])) * dot4(xr,
+				    &m2.value[wr], c.k) * unit;
+			if (y_unit > 0)
+				v[j] = fmin(fmax(v[j], -448 * y_unit),
+				    448 * y_unit);
+			o[j] = !c.glu ? ((float *)y.data())[to] : y_unit > 0 ?
+			    from_e4m3(y[to]) * y_unit :
+			    from_bf16(((uint16_t *)y.data())[to]);
+			err[i] += (o[j] - v[j]) * (o[j] - v[j]);
+			norm[i] += v[j] * v[j];
+		}
+		for (uint32_t j = 0; y_unit > 0 && j < c.n; j++) {
+			/* 3 bits, 2^-9 at least */
+			double step = fmax(fabs(v[j]), y_unit / 64) / 16;
+
+			far[i] += !(fabs(o[j] - v[j]) <= step * 1.01 + 2e-3 *
+			    sqrt(norm[i] / c.n));
+		}
+	});
+	double e2 = 0, n2 = 0, worst = 0;
+	uint32_t wrong = 0;
+	for (size_t i = 0; i < slots; i++) {
+		e2 += err[i];
+		n2 += norm[i];
+		wrong += far[i];
+		worst = err[i] <= 1e30 ? fmax(worst, sqrt(err[i] / norm[i])) :
+		    INFINITY;
+	}
+	double tol = y_unit > 0 ? 0.035 : c.glu ? 4e-3 : 1e-3;
+	bool good = s.good(c.each, c.E), same = again == y;
+	char what[240];
+	snprintf(what, sizeof what, "experts int4 %s rows=%u each=%u "
+	    "experts=%u n=%u k=%u tile=%u split=%u early=%d hot=%u unit=%g: "
+	    "rel %.2e worst slot %.2e, %u codes far off%s%s", c.glu ?
+	    "gate+up" : "down", c.rows, c.each, c.E, c.n, c.k, s.tile,
+	    c.split, c.early, c.hot, (double)y_unit, sqrt(e2 / n2), worst,
+	    wrong, good ? "" : " SLOTS WRONG", same ? "" : " NOT TWICE ALIKE");
+	verdict(sqrt(e2 / n2) < tol && worst < 3 * tol && wrong == 0 && good &&
+	    same, what);
+}
+
+void
+int4_tests(void)
+{
+	uint64_t salt = 0;
+
+	for (uint32_t tile : { 16u, 64u, 128u })
+		for (int i = 0; i < 8; i++) {
+			ExpertCase c = { 0, 1u << i % 3, 5, 3, 6, 192, 640,
+			    false, i / 2 % 2 == 1, i / 4 == 1, 3, 0, false,
+			    tile };
+			float unit = i % 2 ? 0.02f : 0;
+
+			if (brief && i % 3 == 0 && i != 3)
+				continue;
+			CASE(int4_case(c, c.glu ? unit : 0, salt));
+			if (brief)
+				continue;
+			/* more slots than a tile; ragged ends */
+			c.rows = 157;
+			c.k = 384;
+			CASE(int4_case(c, c.glu ? unit : 0, salt));
+			c.hot = 0;
+			c.E = 60;
+			c.rows = 40;
+			c.k = 128;
+			CASE(int4_case(c, c.glu ? unit : 0, salt));
+			/* more items than blocks */
+			c.each = 8;
+			c.rows = 157;
+			c.n = 1024;
+			c.k = 256;
+			CASE(int4_case(c, c.glu ? unit : 0, salt));
+		}
+	if (brief)
+		return;
+	for (int i = 0; i < 4; i++) {
+		ExpertCase c = { 0, 0, 1, 8, 16, 64, 7168, false, i / 2 == 1,
+		    i % 2 == 1, 0, 0, false, 16 };
+
+		CASE(int4_case(c, 0, salt));	/* V3.2's columns */
+		c.rows = 90;
+		c.E = 9;
+		c.n = 128;
+		c.k = 512;
+		c.tile = dcpg_expert_tile4(90, 8, 9);
+		CASE(int4_case(c, 0, salt));
+	}
 }
 
 /* --- sum ----------------------------------------------------------------- */

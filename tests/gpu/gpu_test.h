@@ -50,6 +50,7 @@ void later(std::function<void(void)> one);
 #define STREAM cudaStreamPerThread
 #define CASE(...) later([=, salt = ++salt] { __VA_ARGS__; })
 void experts_tests(void);	/* experts_test.cu */
+void int4_tests(void);
 void rows_tests(void);		/* rows_test.cu */
 void value_tests(void);		/* value_test.cu */
 

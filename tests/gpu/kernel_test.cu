@@ -784,6 +784,7 @@ main(int argc, char **argv)
 	part("index", wanted, index_tests);
 	part("rows", wanted, rows_tests);
 	part("experts", wanted, experts_tests);
+	part("int4", wanted, int4_tests);
 	part("value", wanted, value_tests);
 	printf("kernel_test: %d cases, %d failed (seed %llu)\n", cases,
 	    failures, (unsigned long long)seed);
