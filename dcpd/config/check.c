@@ -280,12 +280,14 @@ dcpd_options_formats(const struct dcpd_options *o, const struct dcpk_model *m,
 	return 0;
 }
 
-/* FP8 weights in blocks of 128 x 128, which cuBLASLt multiplies with as such. */
+/* FP8 weights in blocks of 128 x 128, which cuBLASLt multiplies with as such;
+ * W4AFP8 has them beside its int4 experts. */
 static bool
 fp8_blocks(const struct dcpd_model_config *cfg)
 {
-	return strcmp(cfg->quant_method, "fp8") == 0 && cfg->block_n == 128 &&
-	    cfg->block_k == 128;
+	return (strcmp(cfg->quant_method, "fp8") == 0 ||
+	    strcmp(cfg->quant_method, "w4afp8") == 0) &&
+	    cfg->block_n == 128 && cfg->block_k == 128;
 }
 
 bool

@@ -82,9 +82,10 @@ X(ACT, U32, cuda_graph_max_bs, "cuda-graph-max-bs", "", "64", "0..4096", \
   "decode passes of up to so many rows are replayed as CUDA graphs, captured " \
   "at start; 0: none, as always with --dcp-comm nccl. --device cuda only") \
 X(ACT, ENUM, fp8_gemm, "fp8-gemm-backend", "", "auto", "auto|bf16|cublaslt", \
-  "FP8 weights: expanded to bf16 as they are loaded, or kept in FP8 with " \
-  "their scales (cublaslt), which the products' inputs are quantised for. " \
-  "auto: kept, where scales are of 128 x 128 blocks. --device cuda only") \
+  "FP8 weights, and W4AFP8's int4 experts: expanded to bf16 as they are " \
+  "loaded, or kept with their scales (cublaslt), which the products' inputs " \
+  "are quantised to FP8 for. auto: kept, where scales are of 128 x 128 " \
+  "blocks. --device cuda only") \
 X(ACT, U32, ranks_per_gpu, "ranks-per-gpu", "", "", "1..64", \
   "ranks that share one GPU; --device cuda only") \
 X(CHECK, ENUM, attn_backend, "attention-backend", "", "dsa", "dsa|nsa", \

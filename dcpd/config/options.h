@@ -104,7 +104,7 @@ int dcpd_options_formats(const struct dcpd_options *, const struct dcpk_model *,
 /* --quantization against what the checkpoint says. */
 int dcpd_options_quantization(const struct dcpd_options *,
     const struct dcpd_model_config *, struct dcpd_err *);
-/* Do FP8 weights stay FP8? */
+/* Do FP8 weights stay FP8, and W4AFP8's experts int4? */
 bool dcpd_options_keeps_fp8(const struct dcpd_options *,
     const struct dcpd_model_config *);
 /* Chat template and output parser; tok may be NULL. */

@@ -87,8 +87,10 @@ add_flops(struct sum *s, uint32_t layer, enum dcpk_tensor t, uint32_t n,
 		return;
 	if (dcpd_tensor_is_expert(t))
 		flops *= of->cfg->m.experts_tok;
-	if (!of->cpu && dcpk_keeps_fp8(of->flags, of->topo->cp, t, f.fmt,
-	    f.block_n, f.block_k, sl->n0, sl->n1, sl->k0, sl->k1))
+	if (!of->cpu && (dcpk_keeps_fp8(of->flags, of->topo->cp, t, f.fmt,
+	    f.block_n, f.block_k, sl->n0, sl->n1, sl->k0, sl->k1) ||
+	    dcpk_keeps_int4(of->flags, t, f.fmt, f.block_k, sl->n0, sl->n1,
+	    sl->k0, sl->k1)))
 		flops /= 2;
 	s->out->products += flops;
 }

@@ -37,6 +37,9 @@ cuda_bytes(const struct dcpd_model_config *cfg, const struct dcpk_topo *topo,
 	if (dcpk_keeps_fp8(flags, topo->cp, t, f->fmt, f->block_n,
 	    f->block_k, s->n0, s->n1, s->k0, s->k1))
 		return dcpk_fp8_bytes(n, k);
+	if (dcpk_keeps_int4(flags, t, f->fmt, f->block_k, s->n0, s->n1, s->k0,
+	    s->k1))
+		return dcpk_int4_bytes(n, k);
 	return n * k * 2;
 }
 

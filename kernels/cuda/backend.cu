@@ -316,6 +316,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	    (uint32_t)moe * std::max(1u, m->shared_experts)), float);
 	r->a16 = TAKE(wide, bf16);
 	if (c->s.flags & DCPK_FP8_WEIGHTS) {
+		r->h4 = TAKE(M * m->hidden, uint8_t);
 		r->h8 = take_codes(c, base, &at, M, m->hidden);
 		r->qr8 = take_codes(c, base, &at, M, m->q_lora);
 		r->ov8 = take_codes(c, base, &at, M, c->Hp * m->vdim);

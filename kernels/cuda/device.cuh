@@ -52,6 +52,9 @@ struct dcpg_layer {		/* of one rank */
 	bf16 *e_down;		/* [E][hidden][moe slice] */
 	/* of the three: e4m3, each expert's scales behind it (keep.h) */
 	bool e_gate8, e_up8, e_down8;
+	/* or int4 (keep.h), x in units of these: of gate and up, of down */
+	bool e_gate4, e_up4, e_down4;
+	float e_unit[2];
 	uint32_t e_loaded, e_slice;
 	dcpg_mat s_gate, s_up, s_down;
 	dcpg_mat gate_up, s_gate_up;	/* stacked likewise, if they could be */
@@ -89,6 +92,7 @@ struct dcpg_rank {
 	float *x;		/* [M][hidden] residual stream */
 	bf16 *h;		/* [M][hidden] normed */
 	float *hf;		/* the same, f32, for the router */
+	uint8_t *h4;		/* DCPK_FP8_WEIGHTS: e4m3, for int4 experts */
 	float *first;		/* [m][ld]: products with h, see dcpg_first */
 	bf16 *qr16;		/* [m][q_lora] normed */
 	bf16 *qh;		/* [m][h][n+r] */

@@ -241,14 +241,14 @@ route(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, bool fit, uint32_t tile)
 
 /* a16 = silu(h gate) * (h up), ey = a16 down: by slot. */
 static int
-fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
+fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, uint32_t tile)
 {
 	const dcpk_model *m = &c->s.model;
 	struct dcpg_experts a = {};
 	uint32_t slots = c->rows * m->experts_tok;
 	int rc;
 
-	a.x = r->h;
+	a.x = l->e_gate4 ? (const void *)r->h4 : r->h;
 	if (l->e_gate8) {
 		a.x = r->h8.code;
 		a.x_scale = r->h8.scale;
@@ -266,6 +266,10 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 	a.n = l->e_slice;
 	a.k = m->hidden;
 	a.fp8 = l->e_gate8;
+	a.int4 = l->e_gate4;
+	a.tile = tile;
+	a.x_unit = l->e_unit[0];
+	a.y_unit = l->e_down4 ? l->e_unit[1] : 0;
 	a.y16 = r->a16;
 	rc = dcpg_experts(&a, r->st);
 	a.x = r->a16;
@@ -282,6 +286,8 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 	a.n = m->hidden;
 	a.k = l->e_slice;
 	a.fp8 = l->e_down8;
+	a.int4 = l->e_down4;
+	a.x_unit = l->e_unit[1];
 	a.early = true;
 	a.y16 = NULL;
 	a.y = r->ey;
@@ -326,8 +332,13 @@ static int
 experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 {
 	const dcpk_model *m = &c->s.model;
-	bool fit = dcpg_experts_fit(l->e_slice, m->hidden, l->e_gate8) &&
-	    dcpg_experts_fit(m->hidden, l->e_slice, l->e_down8);
+	bool fit = (l->e_gate4 || dcpg_experts_fit(l->e_slice, m->hidden,
+	    l->e_gate8)) && (l->e_down4 || dcpg_experts_fit(m->hidden,
+	    l->e_slice, l->e_down8));
+	/* both products are to have the same tiles */
+	uint32_t tile = !fit ? (uint32_t)TM : l->e_gate4 && l->e_down4 ?
+	    dcpg_expert_tile4(c->rows, m->experts_tok, m->experts) :
+	    dcpg_expert_tile(c->rows, m->experts_tok, m->experts, 0);
 	struct dcpg_combine y = {};
 	int rc;
 
@@ -337,10 +348,10 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 			    4, r->st);
 		return DCPG_LAUNCHED("experts");
 	}
-	rc = route(c, r, l, fit, fit ? dcpg_expert_tile(c->rows,
-	    m->experts_tok, m->experts, 0) : TM);
+	rc = route(c, r, l, fit, tile);
 	if (rc == 0)
-		rc = fit ? fast_experts(c, r, l) : plain_experts(c, r, l);
+		rc = fit ? fast_experts(c, r, l, tile) :
+		    plain_experts(c, r, l);
 	y.eid = r->eid;
 	y.slot = r->slot;
 	y.ew = r->ew;

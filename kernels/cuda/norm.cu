@@ -32,6 +32,8 @@ struct norm_args {
 	bf16 *h;
 	float *hf;		/* or NULL */
 	struct dcpg_codes h8;
+	uint8_t *h4;		/* e4m3 in units of h4_unit, or NULL */
+	float h4_unit;
 	uint32_t n;
 };
 
@@ -93,7 +95,8 @@ cluster_sum(float v)
  * A cluster a row, four columns a thread:
  *   x[i] += sum over ranks of y[i]
  *   h[j] = x[i] * rsqrt(mean x[i]^2 + eps) * w
- * Moves n * (4 T + 8 + 4 + 2, 4 more with hf, 1 with h8) bytes a row.
+ * Moves n * (4 T + 8 + 4 + 2, 4 more with hf, 1 with h8, 1 with h4) bytes a
+ * row.
  */
 __global__ void __cluster_dims__(SHARE, 1, 1) __launch_bounds__(1024)
 sum_norm(const __grid_constant__ norm_args a)
@@ -135,6 +138,9 @@ sum_norm(const __grid_constant__ norm_args a)
 			    bf16_of(w));
 		if (mine && a.hf)
 			((float4 *)(a.hf + (size_t)j * a.n))[at] = w;
+		if (mine && a.h4)
+			((uint32_t *)(a.h4 + (size_t)j * a.n))[at] =
+			    e4m3x4(w, a.h4_unit);
 	}
 	if (mine && a.T != 0)
 		*x = v;
@@ -229,6 +235,10 @@ next_norm(dcpk_ctx *c, dcpg_rank *r, bool attention, uint32_t layer,
 		a->w = r->layer[layer].post_norm;
 		a->h8 = codes(r, layer, false);
 		a->hf = m->sparse[layer] ? r->hf : NULL;
+		if (r->layer[layer].e_gate4) {
+			a->h4 = r->h4;
+			a->h4_unit = r->layer[layer].e_unit[0];
+		}
 	} else if (layer + 1 < m->layers && normed(c, layer + 1)) {
 		a->w = r->layer[layer + 1].in_norm;
 		a->h8 = codes(r, layer + 1, true);

@@ -1,7 +1,7 @@
 /*
  * Weights on the device, in the forms of kernels/keep.h: matrices as bf16 (FP8,
- * W4AFP8 and compressed-tensors are dequantised on the way) or as e4m3 with
- * scales, norms and router as f32. A slice goes to every rank of its mask.
+ * W4AFP8 and compressed-tensors are dequantised on the way), as e4m3 or int4
+ * with scales, norms and router as f32. A slice goes to every rank of its mask.
  * kv_b_proj is taken apart into W_UK (transposed) and W_UV.
  * The MTP layer is read past: nothing runs it yet.
  */
@@ -81,8 +81,9 @@ struct slice {
 	uint32_t n, k;
 	std::vector<float> f;
 	std::vector<uint16_t> b;
-	std::vector<uint8_t> e;		/* or as FP8: codes, then scales */
-	bool fp8;
+	std::vector<uint8_t> e;		/* or as FP8 (codes, then scales), or
+					   as an int4 expert */
+	bool fp8, int4;
 	dcpk_err *err;
 };
 
@@ -176,13 +177,35 @@ up_mat(slice *s, dcpg_rank *r, dcpg_mat *m)
 	return rc;
 }
 
+/* The scale of an int4 layer's activations: one for all experts. */
+static int
+up_unit(slice *s, float *unit)
+{
+	if (!(s->w->act_scale > 0))
+		return fail(s->err, -EINVAL, "layer %u: int4 experts without "
+		    "an input_scale; use --fp8-gemm-backend bf16",
+		    s->w->layer);
+	if (*unit > 0 && *unit != s->w->act_scale)
+		return fail(s->err, -EINVAL, "layer %u: input scales %g and "
+		    "%g", s->w->layer, *unit, s->w->act_scale);
+	*unit = s->w->act_scale;
+	return 0;
+}
+
 /* An expert's slice into its place in the layer's block of experts. */
 static int
-up_expert(slice *s, dcpg_rank *r, dcpg_layer *l, bf16 **dst, bool *fp8)
+up_expert(slice *s, dcpg_rank *r, dcpg_layer *l, bf16 **dst, bool *fp8,
+    bool *int4)
 {
-	size_t per = s->fp8 ? s->e.size() : s->b.size() * 2;
+	size_t per = s->fp8 || s->int4 ? s->e.size() : s->b.size() * 2;
 	size_t E = s->c->s.model.experts;
-	const void *src = s->fp8 ? (void *)s->e.data() : (void *)s->b.data();
+	const void *src = s->fp8 || s->int4 ? (void *)s->e.data() :
+	    (void *)s->b.data();
+	int rc = s->int4 ? up_unit(s, &l->e_unit[s->w->tensor ==
+	    DCPK_T_E_DOWN]) : 0;
+
+	if (rc != 0)
+		return rc;
 
 	cudaSetDevice(r->dev);
 	if (*dst == NULL) {
@@ -192,10 +215,12 @@ up_expert(slice *s, dcpg_rank *r, dcpg_layer *l, bf16 **dst, bool *fp8)
 			    per * E);
 		s->c->got[r->id].weights += per * E;
 		*fp8 = s->fp8;
-	} else if (*fp8 != s->fp8) {
-		return fail(s->err, -EINVAL, "layer %u: some experts are FP8 "
-		    "in blocks of 128 and some are not; use "
-		    "--fp8-gemm-backend bf16", s->w->layer);
+		*int4 = s->int4;
+	} else if (*fp8 != s->fp8 || *int4 != s->int4) {
+		return fail(s->err, -EINVAL, "layer %u: some experts are kept "
+		    "as they are stored (FP8 in blocks of 128, int4 in groups "
+		    "of 128) and some are not; use --fp8-gemm-backend bf16",
+		    s->w->layer);
 	}
 	l->e_slice = s->w->tensor == DCPK_T_E_DOWN ? s->k : s->n;
 	l->e_loaded++;
@@ -267,11 +292,11 @@ place(slice *s, dcpg_rank *r, dcpg_layer *l)
 	case DCPK_T_ROUTER: return up_f32(s, r, &l->router);
 	case DCPK_T_ROUTER_BIAS: return up_f32(s, r, &l->router_bias);
 	case DCPK_T_E_GATE: return up_expert(s, r, l, &l->e_gate,
-	    &l->e_gate8);
+	    &l->e_gate8, &l->e_gate4);
 	case DCPK_T_E_UP: return up_expert(s, r, l, &l->e_up,
-	    &l->e_up8);
+	    &l->e_up8, &l->e_up4);
 	case DCPK_T_E_DOWN: return up_expert(s, r, l, &l->e_down,
-	    &l->e_down8);
+	    &l->e_down8, &l->e_down4);
 	case DCPK_T_S_GATE: return up_mat(s, r, &l->s_gate);
 	case DCPK_T_S_UP: return up_mat(s, r, &l->s_up);
 	case DCPK_T_S_DOWN: return up_mat(s, r, &l->s_down);
@@ -283,7 +308,7 @@ int
 dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
 {
 	slice s = { c, w, w->n1 - w->n0, w->k1 - w->k0, {}, {}, {}, false,
-	    err };
+	    false, err };
 	size_t n = (size_t)s.n * s.k;
 	int rc = 0;
 
@@ -291,8 +316,13 @@ dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
 		return 0;
 	s.fp8 = dcpk_keeps_fp8(c->s.flags, c->s.topo.cp, w->tensor, w->fmt,
 	    w->block_n, w->block_k, w->n0, w->n1, w->k0, w->k1);
+	s.int4 = dcpk_keeps_int4(c->s.flags, w->tensor, w->fmt, w->block_k,
+	    w->n0, w->n1, w->k0, w->k1);
 	if (s.fp8) {
 		take_fp8(&s);
+	} else if (s.int4) {
+		s.e.resize(dcpk_int4_bytes(s.n, s.k));
+		dcpc_take_int4(s.e.data(), w);
 	} else {
 		s.f.resize(n);
 		if (n != 0)
@@ -424,6 +454,13 @@ dcpg_ready(dcpk_ctx *c, dcpk_err *err)
 			if (!ok)
 				return fail(err, -ENOENT, "rank %u, layer %u: "
 				    "a tensor was not loaded", i, k);
+			/* gate and up share x, and make down's */
+			if (l->e_gate8 != l->e_up8 || l->e_gate4 != l->e_up4 ||
+			    (l->e_down4 && !l->e_gate4))
+				return fail(err, -EINVAL, "layer %u: some "
+				    "experts' matrices are kept as they are "
+				    "stored and some are not; use "
+				    "--fp8-gemm-backend bf16", k);
 			rc = stacks(r, &r->layer[k], err);
 			if (rc != 0)
 				return rc;

@@ -298,20 +298,22 @@ def glm52(full, shared, sparse, experts, inter=None, moe=2048):
                  indexer_types=types)
 
 
-def small_fp8():
+def small_fp8(method="fp8"):
     """V3.2 made narrow: FP8 blocks of 128 and row formats as they are."""
     with open(v32(3, 2, 16)) as f:
         c = json.load(f)
+    c["quantization_config"]["quant_method"] = method
     c.update(hidden_size=1024, q_lora_rank=512, num_attention_heads=16,
              num_key_value_heads=16, index_n_heads=16, intermediate_size=2048,
              moe_intermediate_size=512)
-    path = os.path.join(WORK, "v32-narrow.json")
+    path = os.path.join(WORK, f"v32-narrow-{method}.json")
     with open(path, "w") as f:
         json.dump(c, f)
     return path
 
 
-def fp8_against_cpu(gpu, cpu, n):
+def kept_against_cpu(gpu, cpu, layouts, what, ids=4096, lens=(65, 130, 1),
+                     **model):
     """The CPU quantises activations alike (quant_act), but f32 ones: rounding
     them to bf16 first, as the module does, moves codes by one, and with random
     weights that grows to 0.12 of a row's norm (median, on the CPU itself); not
@@ -321,13 +323,11 @@ def fp8_against_cpu(gpu, cpu, n):
     prompt here is longer than index_topk."""
     global failed
     rng = np.random.default_rng(11)
-    job = dict(model=small_fp8(), dummy=True, decode=4, chunk=256, batch=3,
-               kv="fp8", idx="fp8", all_logits=True,
-               prompts=[rng.integers(2, 4096, m).tolist()
-                        for m in (65, 130, 1)])
+    job = dict(decode=4, chunk=256, batch=3, kv="fp8", idx="fp8",
+               all_logits=True, prompts=[rng.integers(2, ids, m).tolist()
+                                         for m in lens], **model)
     want = cpu.run(**job, tp=1, quant_act=True)
-    graphs = dict(tp=2, dcp=2, way="q", comm="peer", graph_rows=8)
-    for how in [dict(tp=1)] + ([*LAYOUTS_2, graphs] if n > 1 else []):
+    for how in layouts:
         got = gpu.run(**job, **how, fp8_weights=True)
         err = want.get("error") or got.get("error")
         d = np.array([1.0])
@@ -341,7 +341,7 @@ def fp8_against_cpu(gpu, cpu, n):
             d = np.linalg.norm(a - b, axis=1) / np.linalg.norm(a, axis=1)
         bad = bool(err) or not np.median(d) < 0.2
         failed += bad
-        print(f"{'FAIL' if bad else 'ok  '} FP8 weights kept against the CPU, "
+        print(f"{'FAIL' if bad else 'ok  '} {what} kept against the CPU, "
               f"{name(how)}: {len(d)} rows differ by {np.median(d):.3g} of "
               f"their norm (median), {np.max(d):.3g} at most"
               f"{': ' + err if err else ''}")
@@ -351,7 +351,10 @@ def part_fp8(gpu, cpu, p, n):
     """FP8 kept against FP8 expanded: x is rounded to e4m3 more, 3 bits of
     mantissa, so logits differ by percents of their spread, not by more."""
     global failed
-    fp8_against_cpu(gpu, cpu, n)
+    graphs = dict(tp=2, dcp=2, way="q", comm="peer", graph_rows=8)
+    kept_against_cpu(gpu, cpu, [dict(tp=1)] + ([*LAYOUTS_2, graphs] if n > 1
+                                               else []), "FP8 weights",
+                     model=small_fp8(), dummy=True)
     rng = np.random.default_rng(7)
     job = dict(model=v32(2, 1, 16), dummy=True, decode=8, chunk=512, batch=3,
                kv="fp8", idx="fp8",
@@ -376,9 +379,23 @@ def part_fp8(gpu, cpu, p, n):
               f"{': ' + err if err else ''}")
 
 
+def part_int4(gpu, cpu, p, n):
+    """W4AFP8: experts in int4 and the rest in FP8. Eight ranks have 64 columns
+    of down each, which are bf16 then."""
+    few = [dict(tp=1), dict(tp=1, graph_rows=8), dict(tp=2, ranks_per_gpu=2),
+           dict(tp=8, dcp=8, way="q", ranks_per_gpu=8)]
+    kept_against_cpu(gpu, cpu, few + (LAYOUTS_2 if n > 1 else []),
+                     "W4AFP8 weights", model=small_fp8("w4afp8"), dummy=True)
+    tar = os.path.join(SRC, "tests/data/fixtures/glm-kdims8-w4afp8.tar.xz")
+    subprocess.run(["tar", "xf", tar, "-C", WORK], check=True)
+    kept_against_cpu(gpu, cpu, few[:2], "W4AFP8 checkpoint",
+                     ids=256, lens=(65, 120, 1),
+                     model=os.path.join(WORK, "glm-kdims8-w4afp8"))
+
+
 PARTS = dict(plain=part_plain, prefill=part_prefill, graph=part_graph,
              peer=part_peer, nccl=part_nccl, host=part_host, wire=part_wire,
-             edge=part_edge, mask=part_mask, fp8=part_fp8)
+             edge=part_edge, mask=part_mask, fp8=part_fp8, int4=part_int4)
 
 
 def main():

@@ -236,6 +236,24 @@ START_TEST(fp8_kept)
 }
 END_TEST
 
+/* Experts that stay int4 are a quarter of bf16's bytes and a bit, and are
+ * multiplied as FP8. */
+START_TEST(int4_kept)
+{
+	struct dcpd_floor as_bf16, kept;
+
+	read_config("tests/data/configs/deepseek-v3.2.json");
+	strcpy(cfg.quant_method, "w4afp8");
+	as_bf16 = floor_of(&tp8_dcp8, false, 0, 64, 1, 1024);
+	kept = floor_of(&tp8_dcp8, false, DCPK_FP8_WEIGHTS, 64, 1, 1024);
+	ck_assert_double_gt(kept.weights, .265 * as_bf16.weights);
+	ck_assert_double_lt(kept.weights, .31 * as_bf16.weights);
+	ck_assert_double_gt(kept.products, .50 * as_bf16.products);
+	ck_assert_double_lt(kept.products, .56 * as_bf16.products);
+	dcpd_config_free(&cfg);
+}
+END_TEST
+
 /* What was not measured limits nothing. */
 START_TEST(rates_not_known)
 {
@@ -278,6 +296,7 @@ main(void)
 	tcase_add_test(tc, prefill_flops);
 	tcase_add_loop_test(tc, all_weights_once, 0, LEN(plans));
 	tcase_add_test(tc, fp8_kept);
+	tcase_add_test(tc, int4_kept);
 	tcase_add_test(tc, rates_not_known);
 	tcase_set_timeout(tc, 60);
 	suite_add_tcase(s, tc);

@@ -321,6 +321,69 @@ START_TEST(fp8_slices_end_at_scale_blocks)
 }
 END_TEST
 
+/*
+ * W4AFP8: routed experts in tiles of 64 x 128, half a byte an element and four
+ * for the 128 of a row; a slice that is no whole tiles is bf16.
+ */
+START_TEST(int4_experts_by_hand)
+{
+	static const char w4[] = "{\"num_hidden_layers\": 4, "
+	    "\"moe_intermediate_size\": %u, \"n_routed_experts\": %u, "
+	    "\"quantization_config\": {\"quant_method\": \"w4afp8\", "
+	    "\"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}}";
+	static const struct {
+		uint32_t moe, tp;
+		bool up, down;
+	} is[] = {
+		{ 2048, 8, true, true },
+		{ 2048, 16, true, true },
+		/* 64 columns of down: half a group */
+		{ 2048, 32, true, false },
+		{ 1536, 8, true, false },
+		{ 768, 8, false, false },
+	};
+
+	for (size_t i = 0; i < sizeof is / sizeof *is; i++) {
+		uint64_t n = (uint64_t)is[i].moe / is[i].tp * 7168, b[2];
+		uint64_t as = n / 2 + n / 128 * 4;
+
+		/* 128 experts more, in the one layer that has any */
+		for (uint32_t e = 0; e < 2; e++) {
+			struct dcpd_memplan_in in;
+			char json[300];
+
+			snprintf(json, sizeof json, w4, is[i].moe, 128 +
+			    e * 128);
+			read_config("deepseek-v3.2", json);
+			in = input("cuda", is[i].tp, 1, 1, DCPK_KV_FP8);
+			in.flags = DCPK_FP8_WEIGHTS;
+			make_plan(&in);
+			b[e] = plan.rank[1].weights;
+			dcpd_config_free(&cfg);
+		}
+		ck_assert_uint_eq(b[1] - b[0], 128 *
+		    (2 * (is[i].up ? as : 2 * n) +
+		    (is[i].down ? as : 2 * n)));
+	}
+}
+END_TEST
+
+/* The whole of V3.2: less than two thirds of a byte a parameter. */
+START_TEST(int4_of_v32)
+{
+	struct dcpd_memplan_in in;
+
+	read_config("deepseek-v3.2", "{\"quantization_config\": "
+	    "{\"quant_method\": \"w4afp8\", \"fmt\": \"e4m3\"}}");
+	in = input("cuda", 1, 1, 1, DCPK_KV_FP8);
+	in.flags = DCPK_FP8_WEIGHTS;
+	make_plan(&in);
+	ck_assert(plan.rank[0].weights > 360e9 &&
+	    plan.rank[0].weights < 375e9);
+	dcpd_config_free(&cfg);
+}
+END_TEST
+
 /* Each rank of W holds its share; replicated attention has its own line. */
 START_TEST(weights_split_over_ranks)
 {
@@ -604,6 +667,8 @@ main(void)
 	tcase_add_loop_test(t, planned_is_allocated_for_other_shapes, 0, 4);
 	tcase_add_test(t, weights_of_v32_by_hand);
 	tcase_add_test(t, fp8_slices_end_at_scale_blocks);
+	tcase_add_test(t, int4_experts_by_hand);
+	tcase_add_test(t, int4_of_v32);
 	tcase_add_test(t, weights_split_over_ranks);
 	tcase_add_test(t, weights_of_compressed_tensors);
 	tcase_add_test(t, what_does_not_fit_is_refused_with_numbers);

@@ -507,7 +507,8 @@ START_TEST(formats)
 }
 END_TEST
 
-/* FP8 weights in blocks of 128 x 128 are kept on GPUs unless told otherwise. */
+/* FP8 weights in blocks of 128 x 128, and int4 beside them, are kept on GPUs
+ * unless told otherwise. */
 START_TEST(fp8_weights)
 {
 	static const struct {
@@ -521,6 +522,10 @@ START_TEST(fp8_weights)
 		{ "--model m --device cuda --tp 2 --fp8-gemm-backend bf16",
 		    "fp8", 128, false },
 		{ "--model m --device cuda --tp 2", "fp8", 64, false },
+		{ "--model m --device cuda --tp 2", "w4afp8", 128, true },
+		{ "--model m --device cuda --tp 2 --fp8-gemm-backend bf16",
+		    "w4afp8", 128, false },
+		{ "--model m --tp 2", "w4afp8", 128, false },
 		{ "--model m --device cuda --tp 2", "", 128, false },
 		{ "--model m --tp 2", "fp8", 128, false },
 	};
