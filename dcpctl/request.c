@@ -205,7 +205,7 @@ ctl_connect(struct dcp **out)
 		return ctl_fail(CTL_NOT_RUNNING, "dcpd is not running: %s: %s; "
 		    "start it (dcpd --model DIR), or name its socket by "
 		    "--socket", ctl_socket(), strerror(-rc));
-	if (rc == -ETIMEDOUT || rc == -EAGAIN)
+	if (rc == -ETIMEDOUT)
 		return ctl_fail(CTL_DEGRADED, "%s: dcpd does not answer; it "
 		    "may be loading, see dcpctl status", ctl_socket());
 	/* The library's text names the socket. */

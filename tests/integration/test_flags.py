@@ -301,6 +301,9 @@ def max_clients_and_max_clients_per_user(_):
         assert connects(d, 5) == 3
     with Daemon(*NULL, "--max-clients-per-user", 2) as d:
         assert connects(d, 5) == 2
+        with d.client(), d.client():
+            r = d.ctl("generate", "--tokens", 1, "--max-tokens", 1)
+            assert r.returncode == 1 and "has 2 connections" in r.stderr, r
 
 
 def max_requests_per_user_and_max_bytes_per_user(_):
