@@ -350,7 +350,7 @@ take_own(struct call *call, const json_t *body, struct params *p,
 	int rc, given;
 
 	if (field_bool(call, body, "echo", &o->echo) < 0 ||
-	    (given = field_int(call, body, "max_tokens", 0, INT32_MAX,
+	    (given = field_int(call, body, "max_tokens", -1, INT32_MAX,
 	    &max)) < 0 ||
 	    field_int(call, body, "best_of", 1, 1000, &best_of) < 0 ||
 	    field_string(call, body, "suffix", &suffix) < 0 ||
@@ -371,7 +371,7 @@ take_own(struct call *call, const json_t *body, struct params *p,
 		return refuse(call, "max_tokens", "0 asks for nothing but "
 		    "with echo; want at least 1");
 	o->no_answer = max == 0;
-	p->r.max_tokens = max > 0 ? (uint32_t)max : 1;
+	p->r.max_tokens = max == -1 ? 0 : max > 0 ? (uint32_t)max : 1;
 	p->r.flags |= o->echo ? DCP_ECHO : 0;
 	/* Who did not ask for 16 is not told that they do not fit. */
 	p->r.flags |= given == 0 ? DCP_FIT : 0;

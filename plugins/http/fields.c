@@ -311,13 +311,15 @@ take_integers(struct call *call, const json_t *body, struct params *p)
 	rc = field_int(call, body, "seed", INT64_MIN, INT64_MAX, &v);
 	if (rc < 0)
 		return rc;
-	if (rc > 0) {
+	/* -1 is no seed to llama.cpp and vLLM. */
+	if (rc > 0 && v != -1) {
 		p->r.seed = (uint64_t)v;
 		p->r.flags |= DCP_SEED;
 	}
 	return 0;
 }
 
+/* -1 is the end of the context, as to llama.cpp. */
 static int
 take_max_tokens(struct call *call, const json_t *body,
     const char *const *names, struct params *p)
@@ -326,6 +328,10 @@ take_max_tokens(struct call *call, const json_t *body,
 	int rc;
 
 	for (; *names != NULL; names++) {
+		const json_t *n = get(body, *names);
+
+		if (n != NULL && as_int(n, &v) && v == -1)
+			return 0;
 		rc = field_int(call, body, *names, 1, INT32_MAX, &v);
 		if (rc < 0)
 			return rc;

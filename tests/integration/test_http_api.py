@@ -569,6 +569,20 @@ def n_answers_differ_by_their_seed(d):
         assert join_chat(said, i)[0]["reasoning"] == one[i]["reasoning"]
 
 
+def minus_one_is_none(d):
+    """A seed of -1 draws another answer each time; so many max_tokens are as
+    many as fit."""
+    limit = d.post("/tokenize", {"prompt": "a"})["max_model_len"]
+    for seed, n in ((-1, 4), (-2, 1)):
+        said = {d.post(COMP, {"prompt": "a", "temperature": 9, "seed": seed,
+                              "max_tokens": 30})["choices"][0]["text"]
+                for _ in range(4)}
+        assert len(said) == n, (seed, said)
+    for path, body in ((CHAT, {"messages": ASK}), (COMP, {"prompt": "a"})):
+        u = d.post(path, {**body, "max_tokens": -1, "ignore_eos": True})
+        assert u["usage"]["total_tokens"] == limit, u["usage"]
+
+
 def stop_strings_are_for_the_answer(d):
     """Not for the reasoning; never leaked, never over-held."""
     m = message(d, temperature=0)
@@ -634,7 +648,7 @@ def wrong_types_and_ranges_are_named(d):
             "repetition_penalty": [0, "x", 101],
             "presence_penalty": ["x", -101, 101],
             "frequency_penalty": [{}, -101, 101], "n": [0, 129, "2", 1.5],
-            "seed": ["x", 1.5], "max_tokens": [-1, "x", 1.5, 2 ** 40],
+            "seed": ["x", 1.5], "max_tokens": [-2, "x", 1.5, 2 ** 40],
             "min_tokens": [-1, "x"], "ignore_eos": [1, "yes"],
             "stop": [3, [3], [""], "", ["a"] * 300],
             "stop_token_ids": ["x", [-1], ["x"], [1.5], [1, 99999]],
@@ -797,7 +811,8 @@ with HttpDaemon("--max-context", 600) as daemon:
         what_other_engines_call_a_schema,
         content_is_text_or_parts, logprobs_of_a_chat,
         the_same_bytes_over_the_ring, n_answers_differ_by_their_seed,
-        stop_strings_are_for_the_answer, characters_are_never_halved,
+        minus_one_is_none, stop_strings_are_for_the_answer,
+        characters_are_never_halved,
         nulls_and_unknown_fields_are_accepted,
         wrong_types_and_ranges_are_named,
         a_prompt_too_long_is_400_before_the_stream,
