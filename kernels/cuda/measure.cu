@@ -1,6 +1,8 @@
 /*
  * What the choice of a prefill way rests on: copies between ranks are measured
- * once, at start; the rates of attention are those of kernel_bench.
+ * once, at start; the rates of attention are those of kernel_bench. And what
+ * floors rest on (dcpd/model/floor.c): how fast each device reads its memory,
+ * and how fast it multiplies.
  */
 #include <algorithm>
 
@@ -23,6 +25,125 @@ attend_rate(const dcpk_ctx *c, uint32_t heads)
 	    c->s.model.rope != DCPG_ROPE)
 		return 4e12;
 	return (c->s.kv == DCPK_KV_FP8 ? fp8 : bf16)[lg - 3];
+}
+
+/* --- floors --- */
+
+enum { THREADS = 512, DEEP = 8, TRIALS = 5 };
+static const size_t READ_MOST = (size_t)1 << 30;	/* 20 times the L2 */
+
+/* n blocks' worth of 16 bytes each; `never` makes the loads needed. */
+__global__ void __launch_bounds__(THREADS)
+read_all(const uint4 *p, size_t n, uint32_t *never)
+{
+	const size_t step = (size_t)gridDim.x * THREADS * DEEP;
+	size_t i = (size_t)blockIdx.x * THREADS * DEEP + threadIdx.x;
+	uint4 v[DEEP];
+	uint32_t a = 0, b = 0;
+
+	for (; i + (DEEP - 1) * THREADS < n; i += step) {
+#pragma unroll
+		for (int j = 0; j < DEEP; j++)
+			v[j] = __ldcs(p + i + j * THREADS);
+#pragma unroll
+		for (int j = 0; j < DEEP; j++) {
+			a += v[j].x ^ v[j].y;
+			b += v[j].z ^ v[j].w;
+		}
+	}
+	if (a == 0x9e3779b9 && b == 0x7f4a7c15)
+		*never = a;
+}
+
+static int
+enqueue_read(dcpk_ctx *c, dcpg_rank *r, size_t *work)
+{
+	/* whole rounds of a block */
+	size_t round = (size_t)THREADS * DEEP;
+	size_t n = std::min(c->got[r->id].rows, (uint64_t)READ_MOST) / 16 /
+	    round * round;
+	int sms = 0;
+
+	cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, r->dev);
+	*work = n * 16;
+	read_all<<<4 * sms, THREADS, 0, r->st>>>((const uint4 *)r->rows, n,
+	    (uint32_t *)r->ya);
+	return DCPG_LAUNCHED("read_all");
+}
+
+/*
+ * The head, as much of it as y has room for, with rows of the embedding, which
+ * are there and no zeros: bf16 whatever the others are kept in. Flops.
+ */
+static int
+enqueue_product(dcpk_ctx *c, dcpg_rank *r, size_t *work)
+{
+	const dcpk_model *m = &c->s.model;
+	dcpg_prod p = {};
+
+	p.w = r->lm_head.w;
+	p.x = r->embed.w;
+	p.y = r->ya;			/* [M][hidden] f32 */
+	p.m = std::min(c->s.max_prefill, m->vocab);
+	p.n = std::min(r->lm_head.n, 2 * m->hidden) / 8 * 8;
+	p.k = p.ldw = p.ldx = m->hidden;
+	p.ldy = p.n;
+	*work = (size_t)2 * p.m * p.n * p.k;
+	return dcpg_product(r, &p);
+}
+
+/* Work a second, the best of some trials; 0: there is nothing to do. */
+static int
+rate_of(dcpk_ctx *c, dcpg_rank *r, double *rate,
+    int (*enqueue)(dcpk_ctx *, dcpg_rank *, size_t *work))
+{
+	cudaEvent_t t0, t1;
+	size_t work = 0;
+	float ms;
+	int rc = 0;
+
+	*rate = 0;
+	cudaEventCreate(&t0);
+	cudaEventCreate(&t1);
+	for (int i = 0; rc == 0 && i < TRIALS; i++) {
+		cudaEventRecord(t0, r->st);
+		rc = enqueue(c, r, &work);
+		cudaEventRecord(t1, r->st);
+		if (cudaEventSynchronize(t1) == cudaSuccess &&
+		    cudaEventElapsedTime(&ms, t0, t1) == cudaSuccess && ms > 0)
+			*rate = std::max(*rate, (double)work / ms * 1e3);
+	}
+	cudaEventDestroy(t0);
+	cudaEventDestroy(t1);
+	return rc != 0 ? rc : dcpg_ok(cudaGetLastError(), "measure");
+}
+
+/* The first rank of each device measures it; together is their sum. */
+static int
+floor_rates(dcpk_ctx *c, dcpk_speed *s)
+{
+	double read, flops;
+	int rc = 0;
+
+	s->read_bytes_s = s->flops_s = 0;
+	for (uint32_t i = 0; rc == 0 && i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		bool seen = false;
+
+		for (uint32_t j = 0; j < i; j++)
+			seen = seen || c->r[j].dev == r->dev;
+		if (seen)
+			continue;
+		cudaSetDevice(r->dev);
+		rc = rate_of(c, r, &read, enqueue_read);
+		if (rc == 0)
+			rc = rate_of(c, r, &flops, enqueue_product);
+		if (rc == 0) {
+			s->read_bytes_s += read;
+			s->flops_s += flops;
+		}
+	}
+	return rc;
 }
 
 int
@@ -50,5 +171,5 @@ dcpg_measure(dcpk_ctx *c, dcpk_speed *s)
 	s->attend_flops_s = attend_rate(c, c->Hg);
 	s->attend_own_flops_s = attend_rate(c, c->Hr);
 	s->call_s = 10e-6;
-	return dcpg_ok(cudaGetLastError(), "measure");
+	return floor_rates(c, s);
 }
