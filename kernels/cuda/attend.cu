@@ -63,17 +63,27 @@ sum_l(Acc<S> &a, const Place &p, uint32_t red)
 	}
 }
 
-/* N neighbouring outputs of one head. */
+/* Where a head of this block's row stands among those of its part. */
+__device__ inline size_t
+out_at(const Args &g, uint32_t head)
+{
+	return ((size_t)blockIdx.z << g.part_lg) +
+	    (head & ((1u << g.part_lg) - 1));
+}
+
+/* N neighbouring outputs of one head, from column `at` on. */
 template <int N>
 __device__ inline void
-put(void *out, bool f32, size_t at, const float (&v)[N])
+put(const Args &g, uint32_t head, uint32_t at, const float (&v)[N])
 {
-	uint16_t *half = (uint16_t *)out + at;
+	size_t i0 = out_at(g, head) * 512 + at;
+	void *out = g.out[head >> g.part_lg];
+	uint16_t *half = (uint16_t *)out + i0;
 
-	if (f32)
+	if (g.out_f32)
 #pragma unroll
 		for (int i = 0; i < N; i += 4)
-			*(float4 *)((float *)out + at + i) = make_float4(v[i],
+			*(float4 *)((float *)out + i0 + i) = make_float4(v[i],
 			    v[i + 1], v[i + 2], v[i + 3]);
 	else if (N == 8)
 		*(uint4 *)half = make_uint4(pack_bf16(v[0], v[1]),
@@ -103,6 +113,12 @@ first_dim(const Place &p)
 	return S::tiles * (64 * p.wg + 16 * p.w + 2 * p.g);
 }
 
+__device__ inline void
+put_lse(const Args &g, uint32_t head, float lse)
+{
+	g.lse[head >> g.part_lg][out_at(g, head)] = lse;
+}
+
 /* C: the unit of o. */
 template <class S>
 __device__ inline float
@@ -122,7 +138,7 @@ natural(float m, float l)
 template <class S>
 __device__ inline void
 write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
-    size_t head0)
+    uint32_t head0)
 {
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
@@ -131,10 +147,10 @@ write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
 		float v[2 * S::tiles];
 
 		column<S>(v, a, j, k);
-		put(g.out, g.out_f32, (head0 + h) * 512 + first_dim<S>(p), v);
+		put(g, head0 + h, first_dim<S>(p), v);
 		if (threadIdx.x < 4)
-			g.lse[head0 + h] = natural(unordered(lds32(smem +
-			    S::ms_off + h * 4)), a.l[j]);
+			put_lse(g, head0 + h, natural(unordered(lds32(smem +
+			    S::ms_off + h * 4)), a.l[j]));
 	}
 }
 
@@ -236,7 +252,7 @@ fetch_o(float (&v)[4], uint32_t row, uint32_t i)
 template <class S>
 __device__ inline void
 weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
-    size_t head0)
+    uint32_t head0)
 {
 	Owned<S> own(split, splits);
 	uint32_t h = threadIdx.x, hb = own.first + h;
@@ -266,7 +282,7 @@ weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
 
 		sts32(to + r * own.per * 4, __float_as_uint(k));
 	}
-	g.lse[head0 + hb] = natural(m, l);
+	put_lse(g, head0 + hb, natural(m, l));
 }
 
 /* out = sum_r weight_r o_r / l_r of the heads that this block owns, in split
@@ -274,7 +290,7 @@ weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
 template <class S>
 __device__ inline void
 write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
-    uint32_t splits, size_t head0)
+    uint32_t splits, uint32_t head0)
 {
 	Owned<S> own(split, splits);
 
@@ -297,7 +313,7 @@ write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
 			for (int u = 0; u < 4; u++)
 				v[u] += none ? 0.0f : k * y[u];
 		}
-		put(g.out, g.out_f32, (head0 + hb) * 512 + i % 128 * 4, v);
+		put(g, head0 + hb, i % 128 * 4, v);
 	}
 }
 
@@ -311,7 +327,7 @@ write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
 template <class S>
 __device__ inline void
 merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
-    size_t head0)
+    uint32_t head0)
 {
 	uint32_t split = blockIdx.x, splits = gridDim.x, full;
 	uint32_t me = threadIdx.x, rank0 = blockIdx.y % g.team * splits;
@@ -346,7 +362,7 @@ template <class S>
 __device__ inline void
 compute(const Args &g, uint8_t *mem, const Team &team)
 {
-	size_t head0 = (size_t)blockIdx.z * g.heads + blockIdx.y * S::nh;
+	uint32_t head0 = blockIdx.y * S::nh;
 	uint32_t count = min(g.count[blockIdx.z], g.max_count);
 	bool clustered = gridDim.x * team.n > 1;
 	uint32_t smem = smem_addr(mem), lane = threadIdx.x % 32;
@@ -354,7 +370,7 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 	    lane % 4 };
 	Acc<S> a;
 
-	load_q<S>(g, g.q + head0 * 1152, mem);
+	load_q<S>(g, g.q + ((size_t)blockIdx.z * g.heads + head0) * 1152, mem);
 	fence_async();
 #pragma unroll
 	for (int i = 0; i < S::tiles; i++)
@@ -636,12 +652,15 @@ dcpg_attend_shape(enum dcpk_kv kv, uint32_t i, struct dcpg_attend_shape *out)
 extern "C" int
 dcpg_attend(const struct dcpg_attend *a, void *stream)
 {
+	uint32_t parts = a->parts ? a->parts : 1;
 	Choice c;
 	Args g;
 
 	if ((a->kv != DCPK_KV_FP8 && a->kv != DCPK_KV_BF16) || a->rows == 0 ||
 	    a->rows > 65535 || a->heads < 8 || a->heads > 128 ||
-	    (a->heads & (a->heads - 1)) != 0 || a->list_stride < a->max_count)
+	    (a->heads & (a->heads - 1)) != 0 || a->list_stride < a->max_count ||
+	    parts > DCPG_MAX_PARTS || a->heads % parts != 0 ||
+	    (parts & (parts - 1)) != 0)
 		return -EINVAL;
 	c = choose(a);
 	if (c.e == NULL)
@@ -651,8 +670,11 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 	g.pool = (const uint8_t *)a->pool;
 	g.list = a->list;
 	g.count = a->count;
-	g.out = a->out;
-	g.lse = a->lse;
+	for (uint32_t i = 0; i < parts; i++) {
+		g.out[i] = a->out[i];
+		g.lse[i] = a->lse[i];
+	}
+	g.part_lg = (uint32_t)__builtin_ctz(a->heads / parts);
 	g.heads = a->heads;
 	g.list_stride = a->list_stride;
 	g.max_count = a->max_count;

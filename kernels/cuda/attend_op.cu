@@ -19,6 +19,8 @@ struct att_args {
 	uint32_t heads, c, r, k, row_bytes;
 	uint32_t slot0;		/* of the first */
 	float scale;
+	bool send;		/* o and lse: straight to the ranks that own the
+				   heads (sends_o) */
 };
 
 /*
@@ -140,6 +142,47 @@ take_heads(dcpg_peers<float> po, const dcpk_row *row, const dcpk_req *req,
 		o[((size_t)i * Hr + h) * c + d] = __float2bfloat16(s[d]);
 }
 
+static bool
+has_fast(const dcpk_ctx *c, uint32_t heads)
+{
+	return c->fast_attend && heads >= 8 && heads <= 128 &&
+	    (heads & (heads - 1)) == 0;
+}
+
+/* value.cu merges the partials, and makes values of them, for few rows. */
+static bool
+by_value(const dcpk_ctx *c)
+{
+	return !c->prefill && c->rows <= 64 && c->fast_attend &&
+	    c->s.model.vdim % 64 == 0;
+}
+
+/*
+ * Decode: do partial outputs cross while attention still runs, from its blocks
+ * into the owners' memory? Otherwise the owners fetch them when it has ended. A
+ * rank's value.cu has read the last layer's when its peers' attention writes
+ * this one's: all have met in the sum between.
+ */
+static bool
+sends_o(const dcpk_ctx *c)
+{
+	return c->D > 1 && by_value(c) && has_fast(c, c->Hg) &&
+	    c->s.wire != DCPK_WIRE_FP8 && c->D <= DCPG_MAX_PARTS;
+}
+
+/* What rank `from` of r's group has sent it. */
+static bf16 *
+sent_o(const dcpk_ctx *c, const dcpg_rank *r, uint32_t from)
+{
+	return (bf16 *)r->po + (size_t)from * c->rows * c->Hr * DCPG_LATENT;
+}
+
+static float *
+sent_lse(const dcpk_ctx *c, const dcpg_rank *r, uint32_t from)
+{
+	return r->plse + (size_t)from * c->rows * c->Hr;
+}
+
 /* Heads that attend.cu has: the fast kernel. */
 static int
 attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
@@ -154,10 +197,17 @@ attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 	f.count = r->count + a->slot0;
 	f.out_f32 = a->o16 == NULL;
 	if (f.out_f32)
-		f.out = a->o + at * DCPG_LATENT;
+		f.out[0] = a->o + at * DCPG_LATENT;
 	else
-		f.out = a->o16 + at * DCPG_LATENT;
-	f.lse = (a->lse ? a->lse : r->lse_unused) + at;
+		f.out[0] = a->o16 + at * DCPG_LATENT;
+	f.lse[0] = (a->lse ? a->lse : r->lse_unused) + at;
+	f.parts = a->send ? c->D : 1;
+	for (uint32_t e = 0; a->send && e < c->D; e++) {
+		const dcpg_rank *o = &c->r[r->group * c->D + e];
+
+		f.out[e] = sent_o(c, o, r->dr);
+		f.lse[e] = sent_lse(c, o, r->dr);
+	}
 	f.rows = rows;
 	f.heads = a->heads;
 	f.list_stride = m->topk;
@@ -174,8 +224,7 @@ attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t rows)
 
 	if (rows == 0)
 		return 0;
-	if (c->fast_attend && a->heads >= 8 && a->heads <= 128 &&
-	    (a->heads & (a->heads - 1)) == 0)
+	if (has_fast(c, a->heads))
 		return attend_fast(c, r, a, rows);
 	a->kv = c->s.kv;
 	a->c = m->kv_lora;
@@ -243,14 +292,6 @@ dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
 	    dcpg_ok(cudaErrorLaunchFailure, "push of q");
 }
 
-/* value.cu merges the partials, and makes values of them, for few rows. */
-static bool
-by_value(const dcpk_ctx *c)
-{
-	return !c->prefill && c->rows <= 64 && c->fast_attend &&
-	    c->s.model.vdim % 64 == 0;
-}
-
 /* Whether value.cu writes the codes too: their blocks are inside a head. */
 static bool
 codes_by_value(const dcpk_ctx *c)
@@ -263,14 +304,19 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, bool fp8)
 {
 	/* what has crossed as fp8 is merged already */
 	bool merged = c->D == 1 || c->s.wire == DCPK_WIRE_FP8;
+	bool sent = sends_o(c);
+	size_t own = (size_t)r->dr * c->Hr;
 	struct dcpg_value a = {};
 
-	for (uint32_t e = 0; e < (merged ? 1 : c->D); e++) {
+	for (uint32_t e = 0; !merged && e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
 
-		a.part[e] = merged ? (void *)r->o : o->po;
-		a.lse[e] = o->plse;
+		a.part[e] = sent ? sent_o(c, r, e) : (bf16 *)o->po + own *
+		    DCPG_LATENT;
+		a.lse[e] = sent ? sent_lse(c, r, e) : o->plse + own;
 	}
+	if (merged)
+		a.part[0] = r->o;
 	a.w = w;
 	a.y = r->ov;
 	if (fp8 && codes_by_value(c))
@@ -278,7 +324,7 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, bool fp8)
 	a.rows = c->rows;
 	a.heads = c->Hr;
 	a.values = c->s.model.vdim;
-	a.rank = merged ? 0 : r->dr;
+	a.row_heads = merged || sent ? c->Hr : c->Hg;
 	a.ranks = merged ? 1 : c->D;
 	if (!merged && c->s.comm == DCPK_COMM_PEER)
 		a.peer = dcpg_peer_of(c, r, 0);
@@ -348,6 +394,7 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 			a.heads = c->Hg;
 			a.o16 = (bf16 *)r->po;
 			a.lse = r->plse;
+			a.send = sends_o(c);
 		}
 		rc |= attend(c, r, &a, c->rows);
 	}

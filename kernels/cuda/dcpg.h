@@ -46,17 +46,22 @@ struct dcpg_codes {
  *   out[i][h] = sum_j p_j * row[list[i][j]][0..511]
  *   lse[i][h] = ln sum_j exp(s_j)
  * No key: out 0, lse -inf. Lists hold local pool rows, each valid; what stands
- * behind count[i] is never read as a row.
+ * behind count[i] is never read as a row. Heads may go to several places, each
+ * in the memory of the rank that owns them: heads / parts neighbouring ones each.
  */
 #define DCPG_MAX_SPLITS 16
+#define DCPG_MAX_PARTS 16
 
 struct dcpg_attend {
 	const void *q;		/* [rows][heads][576] bf16: latent, then rope */
 	const void *pool;	/* [pool rows][656] FP8 or [1152] BF16 */
 	const uint32_t *list;	/* [rows][list_stride] local pool rows */
 	const uint32_t *count;	/* [rows], each <= max_count */
-	void *out;		/* [rows][heads][512] bf16, or f32 (out_f32) */
-	float *lse;		/* [rows][heads] natural log */
+	/* parts: [rows][heads / parts][512] bf16, or f32 (out_f32), and
+	 * [rows][heads / parts] natural log */
+	void *out[DCPG_MAX_PARTS];
+	float *lse[DCPG_MAX_PARTS];
+	uint32_t parts;		/* a power of two; 0: 1 */
 	uint32_t rows, heads;	/* heads: 8, 16, 32, 64, 128 */
 	uint32_t list_stride, max_count;
 	enum dcpk_kv kv;	/* DCPK_KV_FP8 or DCPK_KV_BF16 */
@@ -355,17 +360,19 @@ int dcpg_select_offer(const struct dcpg_select *, void *stream);
  * output and LSE of it (NaN, +inf, -inf: none):
  *   o = sum_e exp(l_e - max l) p_e / sum_e exp(l_e - max l), or 0; as bf16
  *   y[i][h][n] = sum_c w[h][n][c] * o[c]
- * One rank: o is its output. Arrays by rank of the group, in that rank's
- * memory; ranks meet before they are read: by events, or inside (peer).
+ * One rank: o is its output. Arrays by rank of the group, in this rank's
+ * memory or that one's; ranks meet before they are read: by events, or inside
+ * (peer).
  */
 struct dcpg_value {
-	const void *part[DCPK_MAX_RANKS]; /* [rows][ranks * heads][512] bf16 */
-	const float *lse[DCPK_MAX_RANKS]; /* [rows][ranks * heads] */
+	const void *part[DCPK_MAX_RANKS]; /* [rows][row_heads][512] bf16, of which
+				   the first `heads` are read */
+	const float *lse[DCPK_MAX_RANKS]; /* [rows][row_heads] */
 	const void *w;		/* [heads][values][512] bf16 */
 	void *y;		/* [rows][heads][values] bf16 */
 	struct dcpg_codes y8;	/* the same once more; values: of 128 */
 	uint32_t rows, heads, values;	/* heads of one rank; values: of 64 */
-	uint32_t rank, ranks;
+	uint32_t row_heads, ranks;
 	struct dcpg_peer peer;	/* world 0: they have met */
 };
 

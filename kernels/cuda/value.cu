@@ -68,7 +68,7 @@ mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
 __device__ inline uint4
 merged(const struct dcpg_value &g, uint32_t row, uint32_t head, uint32_t col)
 {
-	size_t at = ((size_t)row * g.ranks + g.rank) * g.heads + head;
+	size_t at = (size_t)row * g.row_heads + head;
 
 	if (g.ranks == 1)
 		return *(const uint4 *)((const bf16 *)g.part[0] + at * C +
@@ -217,7 +217,7 @@ dcpg_value(const struct dcpg_value *a, void *stream)
 
 	if (a->rows == 0 || a->heads == 0 || a->values == 0 ||
 	    a->values % N != 0 || a->values / N > 65535 || a->ranks == 0 ||
-	    a->ranks > DCPK_MAX_RANKS || a->rank >= a->ranks ||
+	    a->ranks > DCPK_MAX_RANKS || a->row_heads < a->heads ||
 	    (a->y8.code != NULL && a->values % 128 != 0))
 		return -EINVAL;
 	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -195,6 +195,9 @@ attend_case(const AttendCase &c, uint64_t salt)
 		q[i] = to_bf16(g.normal() * exp2((double)(i / 576 % 7) - 3));
 
 	size_t no = (size_t)c.rows * c.heads;
+	/* several places for the outputs: one may have less than a block's */
+	uint32_t parts = std::min(1u << g.below(5), c.heads);
+	uint32_t each = c.heads / parts;
 	std::vector<double> ref(no * 512), rl(no);
 	attend_reference(c, p, q, list, scale, ref, rl);
 
@@ -208,8 +211,13 @@ attend_case(const AttendCase &c, uint64_t salt)
 	a.pool = dp.d;
 	a.list = dl.d;
 	a.count = dc.d;
-	a.out = out.d;
-	a.lse = lse.d;
+	for (uint32_t e = 0; e < parts; e++) {
+		size_t at = e * (no / parts);
+
+		a.out[e] = out.d + at * 512 * (c.out_f32 ? 4 : 2);
+		a.lse[e] = lse.d + at;
+	}
+	a.parts = parts;
 	a.rows = c.rows;
 	a.heads = c.heads;
 	a.list_stride = a.max_count = c.max;
@@ -230,10 +238,12 @@ attend_case(const AttendCase &c, uint64_t salt)
 	bool exact = true;
 	for (size_t i = 0; i < no; i++) {
 		double e2 = 0, n2 = 0;
+		uint32_t row = i / c.heads, h = i % c.heads;
+		size_t at = (h / each * c.rows + row) * each + h % each;
 
 		for (int j = 0; j < 512; j++) {
-			double v = c.out_f32 ? ((float *)ho.data())[i * 512 + j]
-			    : from_bf16(((uint16_t *)ho.data())[i * 512 + j]);
+			double v = c.out_f32 ? ((float *)ho.data())[at * 512 + j]
+			    : from_bf16(((uint16_t *)ho.data())[at * 512 + j]);
 			double d = v - ref[i * 512 + j];
 
 			e2 += d * d;
@@ -247,9 +257,9 @@ attend_case(const AttendCase &c, uint64_t salt)
 		else if (n2 > 0)
 			worst = fmax(worst, sqrt(e2 / n2));
 		if (count[i / c.heads] == 0)
-			exact &= hl[i] == -INFINITY;
-		else if (!(fabs(hl[i] - rl[i]) - 1e-5 * fabs(rl[i]) <= el))
-			el = fabs(hl[i] - rl[i]) - 1e-5 * fabs(rl[i]);
+			exact &= hl[at] == -INFINITY;
+		else if (!(fabs(hl[at] - rl[i]) - 1e-5 * fabs(rl[i]) <= el))
+			el = fabs(hl[at] - rl[i]) - 1e-5 * fabs(rl[i]);
 	}
 	/* f16 holds 11 bits, bf16 8; the bf16 output adds 2^-9. f32 sums of
 	 * large scores round at 1e-7 of their size. */
@@ -258,9 +268,9 @@ attend_case(const AttendCase &c, uint64_t salt)
 	bool ok = rel < tol && worst < 4 * tol && el < 1e-3 && exact;
 	char what[200];
 	snprintf(what, sizeof what, "attend %s H=%u rows=%u max=%u shape=%u "
-	    "splits=%u team=%u %s grow=%g: rel %.2e worst head %.2e lse %.1e%s",
+	    "splits=%u team=%u parts=%u %s grow=%g: rel %.2e worst head %.2e lse %.1e%s",
 	    c.bf16 ? "bf16" : "fp8", c.heads, c.rows, c.max, c.shape, c.splits,
-	    c.team, c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
+	    c.team, parts, c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
 	    exact ? "" : " EMPTY ROW NOT EXACT");
 	verdict(ok, what);
 }

@@ -71,8 +71,8 @@ value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
 		}
 		dp.push_back(new Buf<uint16_t>(p[e]));
 		dl.push_back(new Buf<float>(l[e]));
-		a.part[e] = dp[e]->d;
-		a.lse[e] = dl[e]->d;
+		a.part[e] = dp[e]->d + (size_t)rank * heads * 512;
+		a.lse[e] = dl[e]->d + (size_t)rank * heads;
 	}
 	Buf<uint16_t> dw(w), y((size_t)rows * heads * values);
 	uint32_t m4 = (rows + 3) / 4 * 4;
@@ -91,7 +91,7 @@ value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
 	a.rows = rows;
 	a.heads = heads;
 	a.values = values;
-	a.rank = rank;
+	a.row_heads = D * heads;
 	a.ranks = D;
 	CALL(dcpg_value(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
