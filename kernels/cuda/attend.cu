@@ -63,27 +63,65 @@ sum_l(Acc<S> &a, const Place &p, uint32_t red)
 	}
 }
 
-/* Where a head of this block's row stands among those of its part. */
-__device__ inline size_t
-out_at(const Args &g, uint32_t head)
-{
-	return ((size_t)blockIdx.z << g.part_lg) +
-	    (head & ((1u << g.part_lg) - 1));
-}
+/*
+ * Where the outputs of this block's heads go. Mostly its NH heads are of one
+ * part, whose base is found once; else each head looks for its own.
+ */
+template <class S>
+struct Out {
+	void *o;
+	float *l;
+	bool one, f32;
 
-/* N neighbouring outputs of one head, from column `at` on. */
+	__device__ inline
+	Out(const Args &g)
+	{
+		uint32_t head0 = blockIdx.y * S::nh, e = head0 >> g.part_lg;
+
+		one = S::nh >> g.part_lg <= 1;
+		f32 = g.out_f32;
+		l = g.lse[e] + at(g, head0);
+		o = (uint16_t *)g.out[e] + (at(g, head0) * 512 << f32);
+	}
+
+	/* of a head among its part's, in heads */
+	static __device__ inline size_t
+	at(const Args &g, uint32_t head)
+	{
+		return ((size_t)blockIdx.z << g.part_lg) +
+		    (head & ((1u << g.part_lg) - 1));
+	}
+
+	/* The block's h-th head; its column `col`. */
+	__device__ inline uint16_t *
+	head(const Args &g, uint32_t h, uint32_t col) const
+	{
+		uint32_t n = blockIdx.y * S::nh + h;
+
+		if (one)
+			return (uint16_t *)o + (h * 512 + col << f32);
+		return (uint16_t *)g.out[n >> g.part_lg] +
+		    (at(g, n) * 512 + col << f32);
+	}
+
+	__device__ inline void
+	lse(const Args &g, uint32_t h, float x) const
+	{
+		uint32_t n = blockIdx.y * S::nh + h;
+
+		*(one ? l + h : g.lse[n >> g.part_lg] + at(g, n)) = x;
+	}
+};
+
+/* N neighbouring outputs of one head. */
 template <int N>
 __device__ inline void
-put(const Args &g, uint32_t head, uint32_t at, const float (&v)[N])
+put(uint16_t *half, bool f32, const float (&v)[N])
 {
-	size_t i0 = out_at(g, head) * 512 + at;
-	void *out = g.out[head >> g.part_lg];
-	uint16_t *half = (uint16_t *)out + i0;
-
-	if (g.out_f32)
+	if (f32)
 #pragma unroll
 		for (int i = 0; i < N; i += 4)
-			*(float4 *)((float *)out + i0 + i) = make_float4(v[i],
+			*(float4 *)((float *)half + i) = make_float4(v[i],
 			    v[i + 1], v[i + 2], v[i + 3]);
 	else if (N == 8)
 		*(uint4 *)half = make_uint4(pack_bf16(v[0], v[1]),
@@ -113,12 +151,6 @@ first_dim(const Place &p)
 	return S::tiles * (64 * p.wg + 16 * p.w + 2 * p.g);
 }
 
-__device__ inline void
-put_lse(const Args &g, uint32_t head, float lse)
-{
-	g.lse[head >> g.part_lg][out_at(g, head)] = lse;
-}
-
 /* C: the unit of o. */
 template <class S>
 __device__ inline float
@@ -137,9 +169,10 @@ natural(float m, float l)
 /* The block had all keys: straight from registers. */
 template <class S>
 __device__ inline void
-write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
-    uint32_t head0)
+write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem)
 {
+	const Out<S> out(g);
+
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
 		uint32_t h = col_head(j, p.c);
@@ -147,9 +180,9 @@ write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
 		float v[2 * S::tiles];
 
 		column<S>(v, a, j, k);
-		put(g, head0 + h, first_dim<S>(p), v);
+		put(out.head(g, h, first_dim<S>(p)), out.f32, v);
 		if (threadIdx.x < 4)
-			put_lse(g, head0 + h, natural(unordered(lds32(smem +
+			out.lse(g, h, natural(unordered(lds32(smem +
 			    S::ms_off + h * 4)), a.l[j]));
 	}
 }
@@ -251,8 +284,7 @@ fetch_o(float (&v)[4], uint32_t row, uint32_t i)
  */
 template <class S>
 __device__ inline void
-weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
-    uint32_t head0)
+weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits)
 {
 	Owned<S> own(split, splits);
 	uint32_t h = threadIdx.x, hb = own.first + h;
@@ -282,7 +314,7 @@ weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
 
 		sts32(to + r * own.per * 4, __float_as_uint(k));
 	}
-	put_lse(g, head0 + hb, natural(m, l));
+	Out<S>(g).lse(g, hb, natural(m, l));
 }
 
 /* out = sum_r weight_r o_r / l_r of the heads that this block owns, in split
@@ -290,9 +322,10 @@ weigh(const Args &g, uint32_t smem, uint32_t split, uint32_t splits,
 template <class S>
 __device__ inline void
 write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
-    uint32_t splits, uint32_t head0)
+    uint32_t splits)
 {
 	Owned<S> own(split, splits);
+	const Out<S> to(g);
 
 	for (uint32_t i = threadIdx.x; i < own.n * 128; i += S::work) {
 		uint32_t h = i / 128, hb = own.first + h;
@@ -313,7 +346,7 @@ write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
 			for (int u = 0; u < 4; u++)
 				v[u] += none ? 0.0f : k * y[u];
 		}
-		put(g, head0 + hb, i % 128 * 4, v);
+		put(to.head(g, hb, i % 128 * 4), to.f32, v);
 	}
 }
 
@@ -326,8 +359,7 @@ write_owned(const Args &g, uint32_t smem, uint32_t out, uint32_t split,
  */
 template <class S>
 __device__ inline void
-merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
-    uint32_t head0)
+merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem)
 {
 	uint32_t split = blockIdx.x, splits = gridDim.x, full;
 	uint32_t me = threadIdx.x, rank0 = blockIdx.y % g.team * splits;
@@ -350,11 +382,11 @@ merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
 	    lds32(smem + S::ml_off + p.lane % splits * S::nh * 8 + 4) != 0);
 	if (me == 0)
 		mbar_expect(smem + S::o_bar, __popc(full) * mine.n * S::xrow);
-	weigh<S>(g, smem, split, splits, head0);
+	weigh<S>(g, smem, split, splits);
 	bar_sync(BAR_L, S::work);
 	mbar_wait(smem + S::o_bar, 0);
 	cluster_arrive();
-	write_owned<S>(g, smem, out, split, splits, head0);
+	write_owned<S>(g, smem, out, split, splits);
 }
 
 /* What the computing warps do. */
@@ -362,7 +394,7 @@ template <class S>
 __device__ inline void
 compute(const Args &g, uint8_t *mem, const Team &team)
 {
-	uint32_t head0 = blockIdx.y * S::nh;
+	uint32_t head0 = blockIdx.z * g.heads + blockIdx.y * S::nh;
 	uint32_t count = min(g.count[blockIdx.z], g.max_count);
 	bool clustered = gridDim.x * team.n > 1;
 	uint32_t smem = smem_addr(mem), lane = threadIdx.x % 32;
@@ -370,7 +402,7 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 	    lane % 4 };
 	Acc<S> a;
 
-	load_q<S>(g, g.q + ((size_t)blockIdx.z * g.heads + head0) * 1152, mem);
+	load_q<S>(g, g.q + (size_t)head0 * 1152, mem);
 	fence_async();
 #pragma unroll
 	for (int i = 0; i < S::tiles; i++)
@@ -393,9 +425,9 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 	if (S::splits == 1 || gridDim.x == 1) {
 		if (clustered)
 			cluster_arrive();
-		write_all<S>(g, a, p, smem, head0);
+		write_all<S>(g, a, p, smem);
 	} else {
-		merge<S>(g, a, p, smem, head0);
+		merge<S>(g, a, p, smem);
 	}
 	__syncwarp();
 	if (clustered)
