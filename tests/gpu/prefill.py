@@ -22,11 +22,11 @@ def chunk_ms(fwd, model, prefix, chunk, how):
     rng = np.random.default_rng(prefix)
     a = fwd.run(model=model, dummy=True, kv="fp8", idx="fp8", decode=1,
                 chunk=chunk, batch=1, **how,
-                prompts=[rng.integers(2, 4096, prefix + chunk).tolist()])
+                prompts=[rng.integers(2, 4096, prefix + 2 * chunk).tolist()])
     if "error" in a:
         print(f"    {how}: {a['error']}")
         return None
-    return a["prefill_ms"][-1][1] / LAYERS
+    return a["prefill_ms"][-2][1] / LAYERS
 
 
 def main():
