@@ -206,7 +206,8 @@ int dcpg_experts(const struct dcpg_experts *, void *stream);
 struct dcpg_combine {
 	const uint32_t *eid, *slot;	/* [rows][each] */
 	const float *ew;
-	const float *x;		/* [slots][n] */
+	const void *x;		/* [slots][n] f32, or bf16: n a multiple of 8 */
+	bool x_bf16;
 	uint32_t rows, each, n;	/* each: to 32 */
 	bool add;
 	float *y;		/* [rows][n] */

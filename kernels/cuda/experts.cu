@@ -168,6 +168,7 @@ struct work {
 	uint32_t rows;		/* tile_e NULL: one matrix, slots are rows */
 	uint32_t y_ld;
 	bool early;
+	bool turn;		/* y16 is written 16 bytes at a time */
 };
 
 /* What the block does. */
@@ -426,6 +427,12 @@ add_parts(float (&p)[N / 2], float (&q)[N / 2], uint32_t buf, uint32_t split)
 	}
 }
 
+__device__ inline float
+glu(float x, float y)
+{
+	return x / (1 + __expf(-x)) * y;
+}
+
 template <class S, bool GLU, int N>
 __device__ inline void
 store(const work &a, const place &p, const float (&x)[N / 2],
@@ -446,8 +453,7 @@ store(const work &a, const place &p, const float (&x)[N / 2],
 			continue;
 		if (GLU) {
 			if (n < a.n)
-				a.y16[at] = __float2bfloat16(x[i] /
-				    (1 + __expf(-x[i])) * y[i]);
+				a.y16[at] = __float2bfloat16(glu(x[i], y[i]));
 		} else if (a.y16 != NULL) {
 			if (n < a.n)
 				a.y16[at] = __float2bfloat16(x[i]);
@@ -459,6 +465,63 @@ store(const work &a, const place &p, const float (&x)[N / 2],
 			if (n + 64 < a.n)
 				a.y[at + 64] = y[i];
 		}
+	}
+}
+
+/* Four 8x8 tiles of 16-bit elements, each written as its transpose; lane l names
+ * the row l%8 of tile l/8. */
+__device__ inline void
+stmatrix4_trans(uint32_t a, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], "
+	    "{%1, %2, %3, %4};" :: "r"(a), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+	    : "memory");
+}
+
+/*
+ * bf16 of many slots: turned in shared memory, where the stages were, so that a
+ * slot's columns leave 16 bytes a thread and whole lines a warp. Both warpgroups.
+ */
+template <class S, bool GLU, int N>
+__device__ inline void
+store_turned(const work &a, const place &pl, uint32_t buf,
+    const float (&p)[N / 2], const float (&q)[N / 2])
+{
+	constexpr uint32_t COLS = S::WG * (GLU ? 64 : 128);
+	constexpr uint32_t PITCH = COLS * 2 + 16;
+	static_assert(S::TILE * PITCH <= S::BUF, "the tile has room");
+	uint32_t lane = threadIdx.x % 32, wg = threadIdx.x / 128;
+	uint32_t at = buf + (lane / 16 * 8 + lane % 8) * PITCH + (wg * (GLU ?
+	    64 : 128) + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8) * 2;
+
+	bar_sync(1, S::WORK);	/* nobody multiplies any more */
+#pragma unroll
+	for (int i = 0; i < N / 2; i += 8) {
+		uint32_t r[4], to = at + i / 4 * 8 * PITCH;
+
+#pragma unroll
+		for (int j = 0; j < 4; j++) {
+			int k = i + 2 * j;
+
+			r[j] = GLU ? pack_bf16(glu(p[k], q[k]), glu(p[k + 1],
+			    q[k + 1])) : pack_bf16(p[k], p[k + 1]);
+		}
+		stmatrix4_trans(to, r[0], r[1], r[2], r[3]);
+		if constexpr (!GLU) {
+#pragma unroll
+			for (int j = 0; j < 4; j++)
+				r[j] = pack_bf16(q[i + 2 * j], q[i + 2 * j +
+				    1]);
+			stmatrix4_trans(to + 128, r[0], r[1], r[2], r[3]);
+		}
+	}
+	bar_sync(1, S::WORK);
+	for (uint32_t i = threadIdx.x; i < pl.cnt * (COLS / 8); i += S::WORK) {
+		uint32_t t = i / (COLS / 8), c = i % (COLS / 8) * 8;
+
+		if (pl.n0 + c < a.n)
+			*(uint4 *)(a.y16 + (size_t)(pl.m0 + t) * a.y_ld +
+			    pl.n0 + c) = lds128(buf + t * PITCH + c * 2);
 	}
 }
 
@@ -505,7 +568,10 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 	wg_pin(q);
 	if (S::WG == 1 && a.split > 1)
 		add_parts<S, N>(p, q, buf, a.split);
-	store<S, GLU, N>(a, pl, p, q);
+	if (S::WG > 1 && a.turn)
+		store_turned<S, GLU, N>(a, pl, buf, p, q);
+	else
+		store<S, GLU, N>(a, pl, p, q);
 }
 
 template <class S, bool GLU>
@@ -651,6 +717,8 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	a.scale[1] = GLU ? scales_of(g, g->w2, g->scale2) : NULL;
 	a.y16 = (__nv_bfloat16 *)g->y16;
 	a.y = g->y;
+	a.turn = a.y16 != NULL && a.n % 8 == 0 && a.y_ld % 8 == 0 &&
+	    (uintptr_t)a.y16 % 16 == 0;
 	a.n_tiles = (g->n + rows - 1) / rows;
 	a.early = g->early;
 	a.split = S::WG > 1 ? 1 : g->split;

@@ -12,8 +12,11 @@
  * The choice is a block a row, the slots one block, the sum a block a row and
  * 1024 columns.
  */
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <errno.h>
+
+#include <type_traits>
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/ptx.cuh"
@@ -349,18 +352,20 @@ slot_kernel(const struct dcpg_slots g, uint32_t tiles)
 
 /* --- sum ----------------------------------------------------------------- */
 
-/* A thread owns V columns of a row. */
-template <typename V>
+/* A thread owns the columns that fit into a V of T. */
+template <typename T, typename V>
 __global__ void __launch_bounds__(256)
 combine_kernel(const struct dcpg_combine g)
 {
 	__shared__ uint32_t slot[MAX_EACH];
 	__shared__ float weight[MAX_EACH];
-	constexpr uint32_t N = sizeof(V) / 4;
+	constexpr uint32_t N = sizeof(V) / sizeof(T);
 	uint32_t i = blockIdx.x, d = blockIdx.y * 256 + threadIdx.x;
 	uint32_t k = threadIdx.x;
-	V old = {}, x[8];
+	typedef typename std::conditional<N == 1, float, float4>::type F;
+	V x[8];
 	float y[N] = {};
+	F old[N == 1 ? 1 : N / 4] = {}, *out;
 
 	launch_wait();
 	launch_next();
@@ -376,24 +381,25 @@ combine_kernel(const struct dcpg_combine g)
 	__syncthreads();
 	if (d >= g.n / N)
 		return;
-	V *out = (V *)(g.y + (size_t)i * g.n) + d;
-	if (g.add)
-		old = *out;
+	out = (F *)(g.y + (size_t)i * g.n + d * N);
+	for (uint32_t c = 0; g.add && c < sizeof old / sizeof *old; c++)
+		old[c] = out[c];
 	for (uint32_t b = 0; b < g.each; b += 8) {
 #pragma unroll
 		for (uint32_t j = 0; j < 8; j++)
 			if (b + j < g.each)
-				x[j] = *((const V *)(g.x +
+				x[j] = *((const V *)((const T *)g.x +
 				    (size_t)slot[b + j] * g.n) + d);
 #pragma unroll
 		for (uint32_t j = 0; j < 8; j++)
 			for (uint32_t c = 0; b + j < g.each && c < N; c++)
 				y[c] += weight[b + j] *
-				    ((const float *)&x[j])[c];
+				    (float)((const T *)&x[j])[c];
 	}
 	for (uint32_t c = 0; c < N; c++)
-		((float *)&old)[c] += y[c];
-	*out = old;
+		((float *)old)[c] += y[c];
+	for (uint32_t c = 0; c < sizeof old / sizeof *old; c++)
+		out[c] = old[c];
 }
 
 /* --- launching ----------------------------------------------------------- */
@@ -464,10 +470,18 @@ dcpg_combine(const struct dcpg_combine *g, void *stream)
 
 	if (g->rows == 0 || g->each == 0 || g->each > MAX_EACH || g->n == 0)
 		return -EINVAL;
+	if (g->x_bf16 && g->n % 8 != 0)
+		return -EINVAL;
+	if (g->x_bf16) {
+		grid.y = (g->n / 8 + 255) / 256;
+		return start(combine_kernel<__nv_bfloat16, uint4>, grid, 256,
+		    stream, *g);
+	}
 	if (g->n % 4 != 0) {
 		grid.y = (g->n + 255) / 256;
-		return start(combine_kernel<float>, grid, 256, stream, *g);
+		return start(combine_kernel<float, float>, grid, 256, stream,
+		    *g);
 	}
 	grid.y = (g->n / 4 + 255) / 256;
-	return start(combine_kernel<float4>, grid, 256, stream, *g);
+	return start(combine_kernel<float, float4>, grid, 256, stream, *g);
 }

@@ -165,8 +165,9 @@ struct ExpertBed {
 		a.tile = tile(rows, 0);
 		a.x_unit = a.y_unit = 0.05f;
 		a.early = early;
-		a.y16 = glu ? act.d : nullptr;
-		a.y = glu ? nullptr : out.d;
+		/* many rows' as bf16, as ffn.cu has it */
+		a.y16 = glu ? (void *)act.d : rows > 64 ? out.d : nullptr;
+		a.y = glu || rows > 64 ? nullptr : out.d;
 		a.shape = shape;
 		a.split = split;
 		CALL(dcpg_experts(&a, st));
@@ -186,7 +187,7 @@ struct ExpertBed {
 	combine(Route &r, uint32_t rows, cudaStream_t st)
 	{
 		struct dcpg_combine a = { r.eid.d, r.slot.d, r.ew.d, out.d,
-		    rows, EACH, HIDDEN, true, y.d };
+		    rows > 64, rows, EACH, HIDDEN, true, y.d };
 
 		CALL(dcpg_combine(&a, st));
 	}

@@ -131,7 +131,7 @@ struct ExpertCase {
 	bool fp8, glu, early;
 	uint32_t hot;		/* experts that most rows choose; 0: any */
 	uint32_t y_ld;		/* one matrix (each and E are 1), or 0 */
-	bool y16;		/* of it: bf16 */
+	bool y16;		/* y as bf16 */
 	uint32_t tile;		/* int4: of slots; 0: the shape's */
 
 	uint32_t
@@ -364,9 +364,9 @@ experts_case(const ExpertCase &c, uint64_t salt)
 	a.first = s.first.d;
 	a.tile0 = s.tile0.d;
 	a.tile_e = s.tile_e.d;
+	a.y16 = y16 ? out.d : nullptr;
 	if (c.y_ld != 0) {
 		a.tile_e = a.tile0 = a.first = a.slot_row = nullptr;
-		a.y16 = y16 ? out.d : nullptr;
 		a.y_ld = c.y_ld;
 		a.scale = c.fp8 ? sc1.d : nullptr;
 		a.scale2 = c.fp8 && c.glu ? sc2.d : nullptr;
@@ -621,7 +621,8 @@ int4_tests(void)
 /* --- sum ----------------------------------------------------------------- */
 
 static void
-combine_case(uint32_t rows, uint32_t each, uint32_t n, bool add, uint64_t salt)
+combine_case(uint32_t rows, uint32_t each, uint32_t n, bool add, bool bf16,
+    uint64_t salt)
 {
 	Rng g(seed * 49979687 + salt);
 	ExpertCase c = {};
@@ -638,10 +639,16 @@ combine_case(uint32_t rows, uint32_t each, uint32_t n, bool add, uint64_t salt)
 	for (auto *v : { &x, &w, &y })
 		for (auto &f : *v)
 			f = (float)g.normal();
+	std::vector<uint16_t> x16(bf16 ? x.size() : 0);
+	for (size_t i = 0; i < x16.size(); i++) {
+		x16[i] = to_bf16(x[i]);
+		x[i] = (float)from_bf16(x16[i]);
+	}
+	Buf<uint16_t> dx16(x16);
 	Buf<uint32_t> di(id), ds(slot);
 	Buf<float> dx(x), dw(w), dy(y);
-	struct dcpg_combine a = { di.d, ds.d, dw.d, dx.d, rows, each, n, add,
-	    dy.d };
+	struct dcpg_combine a = { di.d, ds.d, dw.d, bf16 ? (void *)dx16.d :
+	    dx.d, bf16, rows, each, n, add, dy.d };
 	if (!add)
 		dy.poison();
 	CALL(dcpg_combine(&a, STREAM));
@@ -659,8 +666,8 @@ combine_case(uint32_t rows, uint32_t each, uint32_t n, bool add, uint64_t salt)
 			worst = e <= 1e30 ? fmax(worst, e) : INFINITY;
 		}
 	char what[120];
-	snprintf(what, sizeof what, "combine rows=%u each=%u n=%u add=%d: off "
-	    "by %.1e", rows, each, n, add, worst);
+	snprintf(what, sizeof what, "combine %s rows=%u each=%u n=%u add=%d: "
+	    "off by %.1e", bf16 ? "bf16" : "f32", rows, each, n, add, worst);
 	verdict(worst < 1e-5 * each, what);
 }
 
@@ -671,8 +678,9 @@ experts_tests(void)
 
 	CASE(route_case(3, 256, 8, 2, 1, 1, true, 32, salt));
 	CASE(route_case(9, 100, 24, 5, 4, 2, false, 3, salt));
-	CASE(combine_case(3, 3, 37, true, salt));
-	CASE(combine_case(5, 11, 128, false, salt));
+	CASE(combine_case(3, 3, 37, true, false, salt));
+	CASE(combine_case(5, 11, 128, false, false, salt));
+	CASE(combine_case(4, 9, 136, true, true, salt));
 	for (uint32_t sh = 1; dcpg_expert_tile(1, 1, 1, sh) != 0; sh++)
 		for (int i = 0; i < 8; i++) {
 			ExpertCase c = { sh, 1u << i % 3, 5, 3, 6, 144, 384,
@@ -687,6 +695,8 @@ experts_tests(void)
 			c.rows = 157;
 			c.n = c.fp8 ? 208 : 201;
 			c.k = c.fp8 ? 640 : 456;
+			CASE(experts_case(c, salt));
+			c.y16 = true;
 			CASE(experts_case(c, salt));
 			c.hot = 0;
 			c.E = 60;
@@ -709,7 +719,8 @@ experts_tests(void)
 		    32, salt));
 	CASE(route_case(4, 6144, 256, 8, 1, 1, true, 32, salt));
 	CASE(route_case(2, 512, 1000, 32, 10, 3, true, 32, salt));
-	CASE(combine_case(40, 8, 7168, true, salt));
+	CASE(combine_case(40, 8, 7168, true, false, salt));
+	CASE(combine_case(40, 8, 7168, false, true, salt));
 	for (int i = 0; i < 4; i++) {
 		ExpertCase c = { 0, 0, 1, 8, 16, 64, 7168, i % 2 == 1,
 		    i / 2 == 1, false, 0 };
