@@ -65,7 +65,8 @@ sum_l(Acc<S> &a, const Place &p, uint32_t red)
 
 /*
  * Where the outputs of this block's heads go. Mostly its NH heads are of one
- * part, whose base is found once; else each head looks for its own.
+ * part, whose base is found once; else each head looks for its own. Parts are in
+ * memory, for a launch takes longer with more arguments.
  */
 template <class S>
 struct Out {
@@ -76,40 +77,52 @@ struct Out {
 	__device__ inline
 	Out(const Args &g)
 	{
-		uint32_t head0 = blockIdx.y * S::nh, e = head0 >> g.part_lg;
-
 		one = S::nh >> g.part_lg <= 1;
 		f32 = g.out_f32;
-		l = g.lse[e] + at(g, head0);
-		o = (uint16_t *)g.out[e] + (at(g, head0) * 512 << f32);
+		find(g, blockIdx.y * S::nh, o, l);
 	}
 
-	/* of a head among its part's, in heads */
-	static __device__ inline size_t
-	at(const Args &g, uint32_t head)
+	static __device__ inline void
+	find(const Args &g, uint32_t head, void *&o, float *&l)
 	{
-		return ((size_t)blockIdx.z << g.part_lg) +
-		    (head & ((1u << g.part_lg) - 1));
+		uint32_t in = head & ((1u << g.part_lg) - 1);
+		size_t row = blockIdx.z;
+
+		o = g.out;
+		l = g.lse;
+		if (g.to != NULL) {
+			o = g.to[head >> g.part_lg].out;
+			l = g.to[head >> g.part_lg].lse;
+			row += (size_t)g.self * gridDim.z;
+		}
+		row = (row << g.part_lg) + in;
+		o = (uint16_t *)o + (row * 512 << g.out_f32);
+		l += row;
 	}
 
 	/* The block's h-th head; its column `col`. */
 	__device__ inline uint16_t *
 	head(const Args &g, uint32_t h, uint32_t col) const
 	{
-		uint32_t n = blockIdx.y * S::nh + h;
+		void *to = o;
+		float *unused;
 
 		if (one)
-			return (uint16_t *)o + (h * 512 + col << f32);
-		return (uint16_t *)g.out[n >> g.part_lg] +
-		    (at(g, n) * 512 + col << f32);
+			col += h * 512;
+		else
+			find(g, blockIdx.y * S::nh + h, to, unused);
+		return (uint16_t *)to + (col << f32);
 	}
 
 	__device__ inline void
 	lse(const Args &g, uint32_t h, float x) const
 	{
-		uint32_t n = blockIdx.y * S::nh + h;
+		float *to = l + h;
+		void *unused;
 
-		*(one ? l + h : g.lse[n >> g.part_lg] + at(g, n)) = x;
+		if (!one)
+			find(g, blockIdx.y * S::nh + h, unused, to);
+		*to = x;
 	}
 };
 
@@ -403,10 +416,6 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 	Acc<S> a;
 
 	load_q<S>(g, g.q + (size_t)head0 * 1152, mem);
-	/* Out's pointers come from the constants' memory: cold, they would cost
-	 * 0.2 us at the end, and nothing while q is on its way. */
-	asm volatile("" :: "l"(g.out[blockIdx.y * S::nh >> g.part_lg]),
-	    "l"(g.lse[blockIdx.y * S::nh >> g.part_lg]));
 	fence_async();
 #pragma unroll
 	for (int i = 0; i < S::tiles; i++)
@@ -688,15 +697,14 @@ dcpg_attend_shape(enum dcpk_kv kv, uint32_t i, struct dcpg_attend_shape *out)
 extern "C" int
 dcpg_attend(const struct dcpg_attend *a, void *stream)
 {
-	uint32_t parts = a->parts ? a->parts : 1;
+	uint32_t parts = a->to != NULL ? a->parts : 1;
 	Choice c;
 	Args g;
 
 	if ((a->kv != DCPK_KV_FP8 && a->kv != DCPK_KV_BF16) || a->rows == 0 ||
 	    a->rows > 65535 || a->heads < 8 || a->heads > 128 ||
 	    (a->heads & (a->heads - 1)) != 0 || a->list_stride < a->max_count ||
-	    parts > DCPG_MAX_PARTS || a->heads % parts != 0 ||
-	    (parts & (parts - 1)) != 0)
+	    parts == 0 || a->heads % parts != 0 || (parts & (parts - 1)) != 0)
 		return -EINVAL;
 	c = choose(a);
 	if (c.e == NULL)
@@ -706,10 +714,10 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 	g.pool = (const uint8_t *)a->pool;
 	g.list = a->list;
 	g.count = a->count;
-	for (uint32_t i = 0; i < parts; i++) {
-		g.out[i] = a->out[i];
-		g.lse[i] = a->lse[i];
-	}
+	g.out = a->out;
+	g.lse = a->lse;
+	g.to = a->to;
+	g.self = a->self;
 	g.part_lg = (uint32_t)__builtin_ctz(a->heads / parts);
 	g.heads = a->heads;
 	g.list_stride = a->list_stride;

@@ -22,8 +22,10 @@ constexpr float GROW = 8.0f;		/* log2: how far p may pass 1 */
 struct Args {
 	const uint8_t *q, *pool;
 	const uint32_t *list, *count;
-	void *out[DCPG_MAX_PARTS];
-	float *lse[DCPG_MAX_PARTS];
+	void *out;
+	float *lse;
+	const struct dcpg_part *to;
+	uint32_t self;
 	uint32_t heads, list_stride, max_count;
 	uint32_t part_lg;	/* a part has so many heads, as a power of two */
 	uint32_t team;		/* blocks that share rows */

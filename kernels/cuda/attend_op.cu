@@ -3,6 +3,8 @@
  * to the residual stream. Where the work is done: see kernels/cpu/attend.c;
  * both backends follow the same layouts.
  */
+#include <vector>
+
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/merge.cuh"
 #include "kernels/cuda/peer.cuh"
@@ -167,7 +169,22 @@ static bool
 sends_o(const dcpk_ctx *c)
 {
 	return c->D > 1 && by_value(c) && has_fast(c, c->Hg) &&
-	    c->s.wire != DCPK_WIRE_FP8 && c->D <= DCPG_MAX_PARTS;
+	    c->s.wire != DCPK_WIRE_FP8;
+}
+
+/* The table that attention of a rank looks its group's owners up in. */
+int
+dcpg_parts_open(dcpk_ctx *c, dcpg_rank *r)
+{
+	std::vector<dcpg_part> to(c->D);
+
+	for (uint32_t e = 0; c->D > 1 && e < c->D; e++) {
+		dcpg_rank *o = &c->r[r->group * c->D + e];
+
+		to[e] = { o->po, o->plse };
+	}
+	return c->D == 1 ? 0 : dcpg_ok(cudaMemcpy(r->parts, to.data(),
+	    c->D * sizeof to[0], cudaMemcpyHostToDevice), "parts");
 }
 
 /* What rank `from` of r's group has sent it. */
@@ -197,17 +214,13 @@ attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 	f.count = r->count + a->slot0;
 	f.out_f32 = a->o16 == NULL;
 	if (f.out_f32)
-		f.out[0] = a->o + at * DCPG_LATENT;
+		f.out = a->o + at * DCPG_LATENT;
 	else
-		f.out[0] = a->o16 + at * DCPG_LATENT;
-	f.lse[0] = (a->lse ? a->lse : r->lse_unused) + at;
-	f.parts = a->send ? c->D : 1;
-	for (uint32_t e = 0; a->send && e < c->D; e++) {
-		const dcpg_rank *o = &c->r[r->group * c->D + e];
-
-		f.out[e] = sent_o(c, o, r->dr);
-		f.lse[e] = sent_lse(c, o, r->dr);
-	}
+		f.out = a->o16 + at * DCPG_LATENT;
+	f.lse = (a->lse ? a->lse : r->lse_unused) + at;
+	f.to = a->send ? r->parts : NULL;
+	f.parts = c->D;
+	f.self = r->dr;
 	f.rows = rows;
 	f.heads = a->heads;
 	f.list_stride = m->topk;

@@ -300,6 +300,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->qg = TAKE(M * c->Hg * cr, bf16);
 		r->po = TAKE(M * c->Hg * m->kv_lora, float);
 		r->plse = TAKE(M * c->Hg, float);
+		r->parts = TAKE(c->D, struct dcpg_part);
 		if (c->s.wire == DCPK_WIRE_FP8) {
 			r->w8 = TAKE(M * c->Hg * m->kv_lora, uint8_t);
 			r->w8_scale = TAKE(M * c->Hg * ((m->kv_lora +
@@ -685,6 +686,8 @@ cuda_open(const dcpk_setup *s, dcpk_ctx **out, dcpk_err *err)
 	rc = peers(c, err);
 	for (uint32_t i = 0; rc == 0 && i < c->W; i++)
 		rc = open_rank(c, i, err);
+	for (uint32_t i = 0; rc == 0 && i < c->W; i++)
+		rc = dcpg_parts_open(c, &c->r[i]);
 	if (rc == 0)
 		rc = open_sampler(c, err);
 	if (rc == 0)

@@ -46,22 +46,28 @@ struct dcpg_codes {
  *   out[i][h] = sum_j p_j * row[list[i][j]][0..511]
  *   lse[i][h] = ln sum_j exp(s_j)
  * No key: out 0, lse -inf. Lists hold local pool rows, each valid; what stands
- * behind count[i] is never read as a row. Heads may go to several places, each
- * in the memory of the rank that owns them: heads / parts neighbouring ones each.
+ * behind count[i] is never read as a row.
+ *
+ * Heads may go to several places (`to`), heads / parts neighbouring ones to each,
+ * in the memory of the rank that owns them: there [parts][rows][heads / parts]
+ * from each of the `parts` ranks that send, this one being `self`.
  */
 #define DCPG_MAX_SPLITS 16
-#define DCPG_MAX_PARTS 16
+
+struct dcpg_part {
+	void *out;
+	float *lse;
+};
 
 struct dcpg_attend {
 	const void *q;		/* [rows][heads][576] bf16: latent, then rope */
 	const void *pool;	/* [pool rows][656] FP8 or [1152] BF16 */
 	const uint32_t *list;	/* [rows][list_stride] local pool rows */
 	const uint32_t *count;	/* [rows], each <= max_count */
-	/* parts: [rows][heads / parts][512] bf16, or f32 (out_f32), and
-	 * [rows][heads / parts] natural log */
-	void *out[DCPG_MAX_PARTS];
-	float *lse[DCPG_MAX_PARTS];
-	uint32_t parts;		/* a power of two; 0: 1 */
+	void *out;		/* [rows][heads][512] bf16, or f32 (out_f32) */
+	float *lse;		/* [rows][heads] natural log */
+	const struct dcpg_part *to;	/* [parts] instead, or NULL */
+	uint32_t parts, self;	/* parts: a power of two */
 	uint32_t rows, heads;	/* heads: 8, 16, 32, 64, 128 */
 	uint32_t list_stride, max_count;
 	enum dcpk_kv kv;	/* DCPK_KV_FP8 or DCPK_KV_BF16 */

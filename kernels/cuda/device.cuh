@@ -122,6 +122,7 @@ struct dcpg_rank {
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
 	float *plse;		/* [M][Hg] */
+	struct dcpg_part *parts;	/* [D]: po and plse of its group */
 	/* DCPK_WIRE_FP8: what peers put here of this rank's heads, wire.cu */
 	uint8_t *w8;		/* [D][rows][Hr][c] e4m3 */
 	float *w8_scale;	/* [D][rows][Hr][tiles of c] */
@@ -340,6 +341,7 @@ int dcpg_push_q(dcpk_ctx *, dcpg_rank *);
 int dcpg_norm_init(void);
 int dcpg_plain_init(void);	/* select_op.cu: the plain selection */
 int dcpg_merge_init(void);	/* attend_op.cu */
+int dcpg_parts_open(dcpk_ctx *, dcpg_rank *);	/* when all ranks are open */
 int dcpg_wire_init(void);	/* wire.cu */
 int dcpg_in_norm(dcpk_ctx *, dcpg_rank *, uint32_t layer);
 int dcpg_final_norm(dcpk_ctx *, dcpg_rank *, uint32_t s0, uint32_t n);

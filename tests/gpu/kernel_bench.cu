@@ -146,8 +146,8 @@ time_attend(Bed &b, uint32_t heads, uint32_t keys, uint32_t rows,
 	a.q = b.q.d;
 	a.pool = b.pool.d;
 	a.count = b.count.d;
-	a.out[0] = b.out.d;
-	a.lse[0] = b.lse.d;
+	a.out = b.out.d;
+	a.lse = b.lse.d;
 	a.rows = rows;
 	a.heads = heads;
 	a.list_stride = a.max_count = keys;

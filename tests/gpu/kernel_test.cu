@@ -197,27 +197,33 @@ attend_case(const AttendCase &c, uint64_t salt)
 	size_t no = (size_t)c.rows * c.heads;
 	/* several places for the outputs: one may have less than a block's */
 	uint32_t parts = std::min(1u << g.below(5), c.heads);
-	uint32_t each = c.heads / parts;
+	uint32_t each = c.heads / parts, self = g.below(parts);
+	size_t one = (size_t)(parts > 1 ? self + 1 : 1) * (no / parts);
 	std::vector<double> ref(no * 512), rl(no);
 	attend_reference(c, p, q, list, scale, ref, rl);
 
 	Buf<uint8_t> dp(p.bytes);
 	Buf<uint32_t> dl(list), dc(count);
 	Buf<uint16_t> dq(q);
-	Buf<uint8_t> out(no * 512 * (c.out_f32 ? 4 : 2));
-	Buf<float> lse(no);
+	Buf<uint8_t> out(parts * one * 512 * (c.out_f32 ? 4 : 2));
+	Buf<float> lse(parts * one);
 	struct dcpg_attend a = {};
 	a.q = dq.d;
 	a.pool = dp.d;
 	a.list = dl.d;
 	a.count = dc.d;
+	std::vector<uint64_t> to;	/* struct dcpg_part */
 	for (uint32_t e = 0; e < parts; e++) {
-		size_t at = e * (no / parts);
-
-		a.out[e] = out.d + at * 512 * (c.out_f32 ? 4 : 2);
-		a.lse[e] = lse.d + at;
+		to.push_back((uint64_t)out.d + e * one * 512 *
+		    (c.out_f32 ? 4 : 2));
+		to.push_back((uint64_t)(lse.d + e * one));
 	}
+	Buf<uint64_t> dto(to);
+	a.out = out.d;
+	a.lse = lse.d;
+	a.to = parts > 1 ? (const struct dcpg_part *)dto.d : NULL;
 	a.parts = parts;
+	a.self = self;
 	a.rows = c.rows;
 	a.heads = c.heads;
 	a.list_stride = a.max_count = c.max;
@@ -239,7 +245,8 @@ attend_case(const AttendCase &c, uint64_t salt)
 	for (size_t i = 0; i < no; i++) {
 		double e2 = 0, n2 = 0;
 		uint32_t row = i / c.heads, h = i % c.heads;
-		size_t at = (h / each * c.rows + row) * each + h % each;
+		size_t at = h / each * one + (self * c.rows + row) * each +
+		    h % each;
 
 		for (int j = 0; j < 512; j++) {
 			double v = c.out_f32 ? ((float *)ho.data())[at * 512 + j]

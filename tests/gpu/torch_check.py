@@ -19,8 +19,8 @@ failed = 0
 
 class Attend(ctypes.Structure):
     _fields_ = [("q", VP), ("pool", VP), ("list", VP), ("count", VP),
-                ("out", VP * 16), ("lse", VP * 16), ("parts", U32),
-                ("rows", U32), ("heads", U32), ("list_stride", U32),
+                ("out", VP), ("lse", VP), ("to", VP), ("parts", U32),
+                ("self", U32), ("rows", U32), ("heads", U32), ("list_stride", U32),
                 ("max_count", U32),
                 ("kv", ctypes.c_int), ("out_f32", BOOL), ("scale", F32),
                 ("shape", U32), ("splits", U32), ("team", U32)]
@@ -85,8 +85,8 @@ def check_attend(lib, gen, heads, rows, keys):
                      dtype=torch.bfloat16)
     lse = torch.full((rows, heads), float("nan"), device="cuda")
     a = Attend(q.data_ptr(), pool.data_ptr(), lists.data_ptr(),
-               count.data_ptr(), (VP * 16)(out.data_ptr()),
-               (VP * 16)(lse.data_ptr()), 1, rows, heads, keys, keys, 2, False, 0.07, 0, 0)
+               count.data_ptr(), out.data_ptr(), lse.data_ptr(), None, 0, 0,
+               rows, heads, keys, keys, 2, False, 0.07, 0, 0)
     call(lib.dcpg_attend, a)
     worst = lse_err = 0.0
     for r in range(rows):
