@@ -633,7 +633,8 @@ int
 experts4_run(const struct dcpg_experts *g, cudaStream_t st)
 {
 	if (g->n % 64 != 0 || g->k % 128 != 0 || !(g->x_unit > 0) ||
-	    g->tile_e == NULL || (g->y_ld != 0 && g->y_ld != g->n))
+	    g->tile_e == NULL || (g->y_ld != 0 && g->y_ld != g->n) ||
+	    (g->w2 == NULL && g->y == NULL))
 		return -EINVAL;
 	if (g->tile == 64 || g->tile == 128)
 		return g->w2 != NULL ? launch<many, true>(g, st) :

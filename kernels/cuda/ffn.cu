@@ -244,9 +244,9 @@ route(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, bool fit, uint32_t tile)
  * bytes that move then. Every sum over a row's experts is f32.
  */
 static bool
-many(const dcpk_ctx *c)
+many(const dcpk_ctx *c, const dcpg_layer *l)
 {
-	return c->rows > 64 && c->s.model.hidden % 8 == 0;
+	return c->rows > 64 && c->s.model.hidden % 8 == 0 && !l->e_down4;
 }
 
 /* a16 = silu(h gate) * (h up), ey = a16 down: by slot. */
@@ -299,8 +299,8 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, uint32_t tile)
 	a.int4 = l->e_down4;
 	a.x_unit = l->e_unit[1];
 	a.early = true;
-	a.y16 = many(c) ? r->ey : NULL;
-	a.y = many(c) ? NULL : r->ey;
+	a.y16 = many(c, l) ? r->ey : NULL;
+	a.y = many(c, l) ? NULL : r->ey;
 	return rc != 0 ? rc : dcpg_experts(&a, r->st);
 }
 
@@ -366,7 +366,7 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 	y.slot = r->slot;
 	y.ew = r->ew;
 	y.x = r->ey;
-	y.x_bf16 = fit && many(c);
+	y.x_bf16 = fit && many(c, l);
 	y.rows = c->rows;
 	y.each = m->experts_tok;
 	y.n = m->hidden;

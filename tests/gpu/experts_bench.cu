@@ -138,6 +138,13 @@ struct ExpertBed {
 		    dcpg_expert_tile(rows, EACH, E, shape);
 	}
 
+	/* y as bf16, as ffn.cu has it */
+	bool
+	many(uint32_t rows) const
+	{
+		return rows > 64 && f != INT4;
+	}
+
 	void
 	product(Route &r, uint32_t rows, bool glu, uint32_t shape,
 	    uint32_t split, bool early, cudaStream_t st)
@@ -165,9 +172,8 @@ struct ExpertBed {
 		a.tile = tile(rows, 0);
 		a.x_unit = a.y_unit = 0.05f;
 		a.early = early;
-		/* many rows' as bf16, as ffn.cu has it */
-		a.y16 = glu ? (void *)act.d : rows > 64 ? out.d : nullptr;
-		a.y = glu || rows > 64 ? nullptr : out.d;
+		a.y16 = glu ? (void *)act.d : many(rows) ? out.d : nullptr;
+		a.y = glu || many(rows) ? nullptr : out.d;
 		a.shape = shape;
 		a.split = split;
 		CALL(dcpg_experts(&a, st));
@@ -187,7 +193,7 @@ struct ExpertBed {
 	combine(Route &r, uint32_t rows, cudaStream_t st)
 	{
 		struct dcpg_combine a = { r.eid.d, r.slot.d, r.ew.d, out.d,
-		    rows > 64, rows, EACH, HIDDEN, true, y.d };
+		    many(rows), rows, EACH, HIDDEN, true, y.d };
 
 		CALL(dcpg_combine(&a, st));
 	}
