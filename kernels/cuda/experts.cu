@@ -17,8 +17,8 @@
  * weights and one for each slot. The tensor cores add up a stage (they keep some
  * 14 bits, too few for more), scaled sums are added in f32.
  *
- * The same kernel does linear layers of few rows in FP8 (dcpg_linear8): one
- * matrix that all rows meet.
+ * The same kernel does linear layers of few rows in FP8 (product.cu): one matrix
+ * that all rows meet.
  *
  * Bytes that must move: the matrices of the experts that have a slot; for few
  * rows nothing else counts. Operations: 2 n k a slot (twice that for gate and
@@ -779,7 +779,7 @@ shape(void)
 
 /* TILE, WG, U, RING, BLOCKS. Two blocks an SM, no more: with room for three,
  * some SMs get three and others one. The fourth is for e4m3 down, where columns
- * are few and many warps hide that they make bf16. */
+ * are few. */
 const entry shapes[][2] = {
 	{ shape<Shape<16, 1, 2, 3, 2, false>>(),
 	    shape<Shape<16, 1, 1, 5, 2, true>>() },
