@@ -183,6 +183,7 @@ dcpg_parts_open(dcpk_ctx *c, dcpg_rank *r)
 
 		to[e] = { o->po, o->plse };
 	}
+	cudaSetDevice(r->dev);	/* behind what clears its memory */
 	return c->D == 1 ? 0 : dcpg_ok(cudaMemcpy(r->parts, to.data(),
 	    c->D * sizeof to[0], cudaMemcpyHostToDevice), "parts");
 }
