@@ -17,7 +17,6 @@
 #include "kernels/cuda/device.cuh"
 #include "kernels/graphs.h"
 
-static const size_t LT_WS = 32u << 20;
 static_assert(DCPK_FAST_KEYS == DCPG_MAX_SHARD, "graphs.h, dcpg.h");
 enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
 
@@ -345,8 +344,8 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->plan = TAKE(c->plan_cap, char);
 	if (c->s.topo.cp > 1)
 		r->own_mem = TAKE(3 * M, uint32_t);
-	r->lt_ws = TAKE(LT_WS, char);
-	r->side_ws = TAKE(LT_WS, char);
+	r->lt_ws = TAKE(DCPG_LT_WS, char);
+	r->side_ws = TAKE(DCPG_LT_WS, char);
 	if (id != 0)
 		return at;
 	c->cap_top = (uint32_t)std::min<size_t>(M * V, 1u << 22);

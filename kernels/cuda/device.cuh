@@ -63,6 +63,9 @@ struct dcpg_layer {		/* of one rank */
 /* A rank, or the host, that waits longer for another rank has lost it. */
 #define DCPG_LOST_NS 20000000000ull
 
+/* Bytes of a stream's workspace for cuBLASLt. */
+static const size_t DCPG_LT_WS = 32u << 20;
+
 /* Layers that the host may be ahead of the ranks. */
 #define DCPG_AHEAD 4u
 

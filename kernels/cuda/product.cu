@@ -20,7 +20,6 @@
 #include "kernels/cuda/rowops.cuh"
 #include "kernels/keep.h"
 
-static const size_t WS_BYTES = 32u << 20;
 static const uint32_t FEW_ROWS = 64;
 
 typedef std::tuple<int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
@@ -115,8 +114,8 @@ find(dcpg_rank *r, const dcpg_prod *p, uint32_t batch)
 	f.d = layout(yt, p->n, m, p->ldy, batch, p->sy);
 	cublasLtMatmulPreferenceCreate(&pref);
 	cublasLtMatmulPreferenceSetAttribute(pref,
-	    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WS_BYTES,
-	    sizeof WS_BYTES);
+	    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &DCPG_LT_WS,
+	    sizeof DCPG_LT_WS);
 	cublasLtMatmulPreferenceSetAttribute(pref,
 	    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, sizeof align);
 	cublasLtMatmulPreferenceSetAttribute(pref,
@@ -258,7 +257,7 @@ dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 				scale_pointers(&f, p->scale, p->x8.scale);
 			cublasStatus_t st = cublasLtMatmul(r->lt, f.op, &one,
 			    p->w, f.a, x, f.b, &zero, p->y, f.d, p->y, f.d,
-			    &f.algo, r->lt_ws, WS_BYTES, r->st);
+			    &f.algo, r->lt_ws, DCPG_LT_WS, r->st);
 
 			if (st == CUBLAS_STATUS_SUCCESS)
 				return 0;
