@@ -29,6 +29,7 @@
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/peer.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 using namespace dcpg;
 
@@ -43,31 +44,41 @@ meet_kernel(const __grid_constant__ struct dcpg_peer p)
 }
 
 /*
- * Blocks take 16-byte pieces in turn; the one that is done last meets. Nobody
- * reads the counter between its last increment and its reset: that is the same
- * block.
+ * grid: (shares of a row, rows). A thread has U 16-byte pieces of a row under
+ * way; the block that is done last meets. Nobody reads the counter between its
+ * last increment and its reset: that is the same block.
  */
+template <uint32_t U>
 __global__ void __launch_bounds__(THREADS)
 push_kernel(const __grid_constant__ struct dcpg_peer p,
     const __grid_constant__ struct dcpg_push a)
 {
 	uint32_t *done = peer_word(p, PEER_PUSHED);
-	uint64_t per = a.bytes / 16, n = per * a.rows;
+	uint32_t per = (uint32_t)(a.bytes / 16), row = blockIdx.y;
+	uint32_t at = blockIdx.x * THREADS * U + threadIdx.x;
+	const uint4 *from = (const uint4 *)((const char *)a.from +
+	    row * a.from_step);
+	uint4 v[U];
 	__shared__ bool last;
 
-	for (uint64_t i = blockIdx.x * (uint64_t)THREADS + threadIdx.x; i < n;
-	    i += (uint64_t)gridDim.x * THREADS) {
-		uint64_t row = i / per, at = i % per;
-		uint4 v = ((const uint4 *)((const char *)a.from +
-		    row * a.from_step))[at];
+	launch_wait();
+	launch_next();
+#pragma unroll
+	for (uint32_t u = 0; u < U; u++)
+		if (at + u * THREADS < per)
+			v[u] = from[at + u * THREADS];
+	for (uint32_t e = 0; e < a.n; e++) {
+		uint4 *to = (uint4 *)((char *)a.to[e] + row * a.to_step);
 
-		for (uint32_t e = 0; e < a.n; e++)
-			((uint4 *)((char *)a.to[e] + row * a.to_step))[at] = v;
+#pragma unroll
+		for (uint32_t u = 0; u < U; u++)
+			if (at + u * THREADS < per)
+				to[at + u * THREADS] = v[u];
 	}
 	__syncthreads();	/* thread 0 fences for all that is before it */
 	if (threadIdx.x == 0) {
 		__threadfence_system();
-		last = atomicAdd(done, 1) == gridDim.x - 1;
+		last = atomicAdd(done, 1) == gridDim.x * gridDim.y - 1;
 		if (last) {
 			*done = 0;
 			__threadfence_system();
@@ -87,7 +98,8 @@ dcpg_peer_init(void)
 	cudaFuncAttributes a;
 
 	return cudaFuncGetAttributes(&a, meet_kernel) == cudaSuccess &&
-	    cudaFuncGetAttributes(&a, push_kernel) == cudaSuccess ? 0 : -EIO;
+	    cudaFuncGetAttributes(&a, push_kernel<1>) == cudaSuccess &&
+	    cudaFuncGetAttributes(&a, push_kernel<4>) == cudaSuccess ? 0 : -EIO;
 }
 
 extern "C" size_t
@@ -109,15 +121,28 @@ extern "C" int
 dcpg_peer_push(const struct dcpg_peer *p, const struct dcpg_push *a,
     void *stream)
 {
-	uint64_t pieces = a->bytes / 16 * a->rows, blocks;
+	uint64_t per = a->bytes / 16, shares = (per + THREADS - 1) / THREADS;
+	cudaLaunchAttribute at = {};
+	cudaLaunchConfig_t cfg = {};
 
 	if (p->world < 2 || p->world > DCPK_MAX_RANKS || p->self >= p->world ||
-	    a->n > DCPK_MAX_RANKS || a->rows == 0 || a->bytes == 0 ||
+	    a->n > DCPK_MAX_RANKS || a->rows == 0 || a->rows > 65535 ||
+	    a->bytes == 0 || per > 1u << 30 ||
 	    (a->bytes | a->from_step | a->to_step) % 16 != 0)
 		return -EINVAL;
-	/* All of a small push under way at once. */
-	blocks = (pieces + THREADS - 1) / THREADS;
-	push_kernel<<<(uint32_t)(blocks > 132 ? 132 : blocks), THREADS, 0,
-	    (cudaStream_t)stream>>>(*p, *a);
-	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	at.val.programmaticStreamSerializationAllowed = 1;
+	cfg.blockDim = dim3(THREADS);
+	cfg.stream = (cudaStream_t)stream;
+	cfg.attrs = &at;
+	cfg.numAttrs = 1;
+	/* few blocks: a piece a thread; else all of them at once with four */
+	if (shares * a->rows <= 264) {
+		cfg.gridDim = dim3((uint32_t)shares, a->rows);
+		return cudaLaunchKernelEx(&cfg, push_kernel<1>, *p, *a) ==
+		    cudaSuccess ? 0 : -EIO;
+	}
+	cfg.gridDim = dim3((uint32_t)((shares + 3) / 4), a->rows);
+	return cudaLaunchKernelEx(&cfg, push_kernel<4>, *p, *a) ==
+	    cudaSuccess ? 0 : -EIO;
 }
