@@ -520,6 +520,9 @@ smuggling(struct evhttp_request *req)
 			n_te++;
 		} else if (strcasecmp(kv->key, "Content-Length") == 0) {
 			n_cl++;
+			/* "+5" is 5 to evhttp, and nothing to others. */
+			if (kv->value[strspn(kv->value, "0123456789")] != '\0')
+				return "a Content-Length that is no number";
 		}
 	}
 	if (n_te > 0 && n_cl > 0)
