@@ -335,23 +335,27 @@ dot2(uint32_t a, uint32_t b)
 	    dcpg::bf16_hi(a) * dcpg::bf16_hi(b));
 }
 
-/* x . w by a warp; n a multiple of 8. Loads under way: 8 a lane. */
+enum { WEIGHT_WARPS = 4 };	/* that share a head's weight */
+
+/* Their parts of x . w, n a multiple of 8; 8 loads a lane under way. */
 __device__ static float
-dot_warp(const bf16 *x, const bf16 *w, uint32_t n)
+dot_part(const bf16 *x, const bf16 *w, uint32_t n)
 {
+	const uint32_t STEP = WEIGHT_WARPS * 256;
 	uint4 a[4], b[4];
 	float s = 0;
 
-	for (uint32_t k = threadIdx.x % 32 * 8; k < n; k += 1024) {
+	for (uint32_t k = threadIdx.x % (STEP / 8) * 8; k < n; k += 4 * STEP) {
 #pragma unroll
 		for (uint32_t u = 0; u < 4; u++)
-			if (k + u * 256 < n) {
-				b[u] = *(const uint4 *)(w + k + u * 256);
-				a[u] = __ldcg((const uint4 *)(x + k + u * 256));
+			if (k + u * STEP < n) {
+				b[u] = *(const uint4 *)(w + k + u * STEP);
+				a[u] = __ldcg((const uint4 *)(x + k +
+				    u * STEP));
 			}
 #pragma unroll
 		for (uint32_t u = 0; u < 4; u++)
-			if (k + u * 256 < n)
+			if (k + u * STEP < n)
 				s += dot2(a[u].x, b[u].x) +
 				    dot2(a[u].y, b[u].y) +
 				    dot2(a[u].z, b[u].z) +
@@ -363,14 +367,17 @@ dot_warp(const bf16 *x, const bf16 *w, uint32_t n)
 /*
  * An index query a warp. The head's weight gets hi^-.5, dim^-.5 and, for fp8
  * keys, the query's own scale. Where the weight is multiplied here, that is
- * while the queries' product still runs: h is older than it.
+ * while the queries' product still runs: h is older than it. Several warps then
+ * have a head, of which the first goes on.
  */
 __global__ void __launch_bounds__(QUERY_THREADS)
 index_queries(const __grid_constant__ query_args a)
 {
 	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j, half = a.r / 2;
-	uint32_t h = (blockIdx.y * QUERY_THREADS + threadIdx.x) / 32;
-	uint32_t lane = threadIdx.x % 32;
+	__shared__ float part[QUERY_THREADS / 32];
+	uint32_t each = a.wx == NULL ? WEIGHT_WARPS : 1;
+	uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	uint32_t h = (blockIdx.y * (QUERY_THREADS / 32) + warp) / each;
 	size_t at = (size_t)j * a.hi + h;
 	bool mine = lane < a.dim / 4;
 	float4 *q = (float4 *)(a.iq + at * a.dim) + lane;
@@ -378,14 +385,17 @@ index_queries(const __grid_constant__ query_args a)
 	float4 v = make_float4(0, 0, 0, 0), cs, sn;
 
 	if (a.wx == NULL && h < a.hi)
-		wx = dot_warp(a.x + (size_t)j * a.hidden,
+		part[warp] = dot_part(a.x + (size_t)j * a.hidden,
 		    a.ww + (size_t)h * a.hidden, a.hidden);
 	dcpg::launch_wait();
 	dcpg::launch_next();
-	if (h >= a.hi)
+	__syncthreads();
+	if (h >= a.hi || warp % each != 0)
 		return;
 	if (mine)
 		v = *q;
+	for (uint32_t p = 0; a.wx == NULL && p < WEIGHT_WARPS; p++)
+		wx += part[warp + p];
 	if (a.wx != NULL)
 		wx = a.wx[(size_t)j * a.ld + h];
 	cs = angles(a.cos + (size_t)i * half, half);
@@ -615,7 +625,7 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	const dcpk_model *m = &c->s.model;
 	const dcpg_layer *l = &r->layer[layer];
 	dcpg_first f = dcpg_first_of(m, layer);
-	uint32_t warps = QUERY_THREADS / 32;
+	uint32_t heads = QUERY_THREADS / 32;	/* of a block */
 	query_args a = {};
 
 	if (r->m == 0 || !m->full[layer])
@@ -629,6 +639,7 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 		a.x = r->h;
 		a.ww = l->idx_w.w;
 		a.hidden = m->hidden;
+		heads /= WEIGHT_WARPS;
 	} else {
 		a.wx = r->first + f.w;
 	}
@@ -642,7 +653,7 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.hadamard = m->idx_hadamard;
 	a.fp8 = c->s.idx == DCPK_KV_FP8;
 	return dcpg_launch_early("index_queries", index_queries, dim3(r->m,
-	    (a.hi + warps - 1) / warps), QUERY_THREADS, r->st, a);
+	    (a.hi + heads - 1) / heads), QUERY_THREADS, r->st, a);
 }
 
 /*
