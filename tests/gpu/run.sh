@@ -98,7 +98,7 @@ part kernel_test 90 "$bin/kernel_test" "$bin/kernel_test" "$seed"
 part memcheck 60 compute-sanitizer compute-sanitizer --tool memcheck \
     --error-exitcode 1 "$bin/kernel_test" "$seed" short
 part racecheck 60 compute-sanitizer compute-sanitizer --tool racecheck \
-    --error-exitcode 1 "$bin/kernel_test" "$seed" short
+    --error-exitcode 1 "$bin/kernel_test" "$seed" short value
 part torch_check 60 "$bin/libdcpg.so" python3 "$here/torch_check.py" \
     "$bin/libdcpg.so"
 part kernel_bench 80 "$bin/kernel_bench" "$bin/kernel_bench"
