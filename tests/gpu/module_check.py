@@ -291,11 +291,16 @@ def v32(layers, sparse, experts, inter=None, moe=2048, fp8=True):
                  **({} if fp8 else {"quantization_config": None}))
 
 
-def glm52(full, shared, sparse, experts, inter=None, moe=2048):
+FP8 = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3",
+           weight_block_size=[128, 128])
+
+
+def glm52(full, shared, sparse, experts, inter=None, moe=2048, fp8=False):
     """Layers with an index of their own first, then those without."""
     types = ["full"] * full + ["shared"] * shared
     return small("glm-5.2", full + shared, sparse, experts, inter, moe,
-                 indexer_types=types)
+                 indexer_types=types,
+                 **({"quantization_config": FP8} if fp8 else {}))
 
 
 def small_fp8(method="fp8"):

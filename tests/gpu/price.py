@@ -4,10 +4,10 @@
     price.py FWD LIBDCP_CUDA PART...
 
 PART is block or step, of v32 or glm (block-v32, step-glm, ..), block-fp8 and
-step-fp8 (V3.2's, FP8 weights kept), batch-v32, batch-glm, wire, or quick.
-Random weights in the shapes of DeepSeek-V3.2 or GLM-5.2, few layers; every
-request has a context of its own in a pool of random rows, so that they come
-from memory. Ranks meet by flags, passes are graphs. A pass's time is host time
+step-fp8 (V3.2's, FP8 weights kept), step-glm-fp8, batch-v32, batch-glm, wire, or
+quick. Random weights in the shapes of DeepSeek-V3.2 or GLM-5.2, few layers (FP8
+ones are there in a fifth of the time); every request has a context of its own in a
+pool of random rows, so that they come from memory. Ranks meet by flags, passes are graphs. A pass's time is host time
 around it, the median after the first six; that of a layer is the difference
 between a model of more layers and one of fewer, since the embedding, the head,
 sampling and the host's own work come once a pass. The first layers of a pass
@@ -18,7 +18,7 @@ block   FFN is next to nothing, so that attention is what is left. GLM: layers
 step    with an MoE of full width; fewer experts than the model's, eight of them
         a token all the same, so less is read for the FFN and DCP looks dearer.
 batch   tokens a second from the same bytes of KV a rank: each side has as many
-        contexts at once as these hold.
+        contexts at once as these hold; FP8 weights.
 wire    --dcp-wire: the same pass with each.
 
 The cells that the project has goals for come first.
@@ -190,6 +190,12 @@ def step_glm():
             lambda n: mc.glm52(n // 4, n - n // 4, n, 16), 4, 12)
 
 
+def step_glm_fp8():
+    compare("step, GLM-5.2 in FP8", "glm", "step",
+            lambda n: mc.glm52(n // 4, n - n // 4, n, 16, fp8=True), 4, 12,
+            fp8_weights=True)
+
+
 def batch(name, of, few, many, gib=40):
     """KV of `gib` GiB a rank, were all layers there."""
     all_layers, token = TOKEN[name]
@@ -199,7 +205,8 @@ def batch(name, of, few, many, gib=40):
         line = []
         for how, D in ((TP, 1), (DCP, 2)):
             n = min(64, gib * 2**30 * D // (token * (ctx + 64)))
-            side = Layers(of, few, many, n * (ctx // 64 + 1), **how, **SPIN)
+            side = Layers(of, few, many, n * (ctx // 64 + 1), **how, **SPIN,
+                          fp8_weights=True)
             load(side.sides())
             line.append((n, side.us(ctx, n)))
             side.close()
@@ -213,11 +220,12 @@ def batch(name, of, few, many, gib=40):
 
 
 def batch_v32():
-    batch("v32", lambda n: mc.v32(n, n, 16, fp8=False), 1, 3)
+    batch("v32", lambda n: mc.v32(n, n, 16), 2, 6)
 
 
 def batch_glm():
-    batch("glm", lambda n: mc.glm52(n // 4, n - n // 4, n, 16), 4, 8)
+    batch("glm", lambda n: mc.glm52(n // 4, n - n // 4, n, 16, fp8=True),
+          4, 12)
 
 
 def wire():
@@ -237,7 +245,8 @@ def quick():
 
 
 PARTS = {"block-v32": block_v32, "step-v32": step_v32, "block-fp8": block_fp8,
-         "step-fp8": step_fp8, "block-glm": block_glm, "step-glm": step_glm,
+         "step-fp8": step_fp8, "step-glm-fp8": step_glm_fp8,
+         "block-glm": block_glm, "step-glm": step_glm,
          "batch-v32": batch_v32, "batch-glm": batch_glm, "wire": wire,
          "quick": quick}
 
