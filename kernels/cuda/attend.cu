@@ -65,8 +65,9 @@ sum_l(Acc<S> &a, const Place &p, uint32_t red)
 
 /*
  * Where the outputs of this block's heads go. Mostly its NH heads are of one
- * part, whose base is found once; else each head looks for its own. (The table of
- * parts as an argument, looked up by number, took every launch 0.2 us.)
+ * part, whose base is found once; else each head looks for its own. (The
+ * table of parts as an argument, looked up by number, took every launch 0.2
+ * us.)
  */
 template <class S>
 struct Out {

@@ -27,7 +27,7 @@ struct Args {
 	const struct dcpg_part *to;
 	uint32_t self;
 	uint32_t heads, list_stride, max_count;
-	uint32_t part_lg;	/* a part has so many heads, as a power of two */
+	uint32_t part_lg;	/* log2 of a part's heads */
 	uint32_t team;		/* blocks that share rows */
 	float scale_log2;	/* scale * log2(e) */
 	bool out_f32;

@@ -48,9 +48,9 @@ struct dcpg_codes {
  * No key: out 0, lse -inf. Lists hold local pool rows, each valid; what stands
  * behind count[i] is never read as a row.
  *
- * Heads may go to several places (`to`), heads / parts neighbouring ones to each,
- * in the memory of the rank that owns them: there [parts][rows][heads / parts]
- * from each of the `parts` ranks that send, this one being `self`.
+ * Heads may go to several places (`to`), heads / parts neighbouring ones to
+ * each, in the memory of the rank that owns them: there [parts][rows][heads
+ * / parts] from each of the `parts` ranks that send, this one being `self`.
  */
 #define DCPG_MAX_SPLITS 16
 
@@ -372,8 +372,8 @@ int dcpg_select_offer(const struct dcpg_select *, void *stream);
  * (peer).
  */
 struct dcpg_value {
-	const void *part[DCPK_MAX_RANKS]; /* [rows][row_heads][512] bf16, of which
-				   the first `heads` are read */
+	/* [rows][row_heads][512] bf16, of which the first `heads` are read */
+	const void *part[DCPK_MAX_RANKS];
 	const float *lse[DCPK_MAX_RANKS]; /* [rows][row_heads] */
 	const void *w;		/* [heads][values][512] bf16 */
 	void *y;		/* [rows][heads][values] bf16 */

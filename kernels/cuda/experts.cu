@@ -14,11 +14,11 @@
  * rows.
  *
  * e4m3 times e4m3: a stage is 128 columns, so one scale for each 64 rows of
- * weights and one for each slot. The tensor cores add up a stage (they keep some
- * 14 bits, too few for more), scaled sums are added in f32.
+ * weights and one for each slot. The tensor cores add up a stage (they keep
+ * some 14 bits, too few for more), scaled sums are added in f32.
  *
- * The same kernel does linear layers of few rows in FP8 (product.cu): one matrix
- * that all rows meet.
+ * The same kernel does linear layers of few rows in FP8 (product.cu): one
+ * matrix that all rows meet.
  *
  * Bytes that must move: the matrices of the experts that have a slot; for few
  * rows nothing else counts. Operations: 2 n k a slot (twice that for gate and
@@ -351,8 +351,8 @@ add_scaled(float (&sum)[N / 2], float (&d)[N / 2], uint32_t xs, float w)
 	}
 }
 
-/* A stage of e4m3. Registers for the sums of only one of the two where a tile is
- * wide; another warpgroup multiplies while this one scales. */
+/* A stage of e4m3. Registers for the sums of only one of the two where a
+ * tile is wide; another warpgroup multiplies while this one scales. */
 template <class S, int N>
 __device__ inline void
 multiply8(float (&p)[N / 2], float (&q)[N / 2], float (&d)[N / 2],
@@ -468,8 +468,8 @@ store(const work &a, const place &p, const float (&x)[N / 2],
 	}
 }
 
-/* Four 8x8 tiles of 16-bit elements, each written as its transpose; lane l names
- * the row l%8 of tile l/8. */
+/* Four 8x8 tiles of 16-bit elements, each written as its transpose; lane l
+ * names the row l%8 of tile l/8. */
 __device__ inline void
 stmatrix4_trans(uint32_t a, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
@@ -479,8 +479,9 @@ stmatrix4_trans(uint32_t a, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 }
 
 /*
- * bf16 of many slots: turned in shared memory, where the stages were, so that a
- * slot's columns leave 16 bytes a thread and whole lines a warp. Both warpgroups.
+ * bf16 of many slots: turned in shared memory, where the stages were, so
+ * that a slot's columns leave 16 bytes a thread and whole lines a warp. Both
+ * warpgroups.
  */
 template <class S, bool GLU, int N>
 __device__ inline void

@@ -1,17 +1,16 @@
 /*
- * The host's waits for ranks, none of which lasts for ever: at the end of a step
- * or of a move of pages, and when it has enqueued DCPG_AHEAD layers more than
- * are done (a full queue of launches would hold it with no bound at all). Rank 0
- * stands for all: it has met the others at the end of each layer, and of the
- * step.
- * Step thread only, but for dcpg_waits.
+ * The host's waits for ranks, none of which lasts for ever: at the end of a
+ * step or of a move of pages, and when it has enqueued DCPG_AHEAD layers
+ * more than are done (a full queue of launches would hold it with no bound
+ * at all). Rank 0 stands for all: it has met the others at the end of each
+ * layer, and of the step. Step thread only, but for dcpg_waits.
  *
  * What must come within DCPG_LOST_NS is a layer, or, where a graph has the
- * whole pass, the pass. When it does not, each GPU is given a tiny kernel on a
- * stream of its own: one that does not run it within a second is the one that
- * is stuck, the others wait for it. (A copy or a memset would not tell: it needs
- * no SM.) Then the step fails, which ends the process (doc/design.md 8), and
- * nothing is closed, since that would wait.
+ * whole pass, the pass. When it does not, each GPU is given a tiny kernel on
+ * a stream of its own: one that does not run it within a second is the one
+ * that is stuck, the others wait for it. (A copy or a memset would not tell:
+ * it needs no SM.) Then the step fails, which ends the process
+ * (doc/design.md 8), and nothing is closed, since that would wait.
  */
 #include <stdio.h>
 #include <time.h>

@@ -13,14 +13,14 @@
  * can be replayed; words only grow and are compared as differences, so they may
  * wrap.
  *
- * Why it is right. What a rank wrote before a meeting is visible to its peers
- * after it: kernels of a stream run one after another, the store of the flag
- * releases at system scope all that came before, the load that sees it
- * acquires, and the reader is a later kernel of that stream. Where the meeting
- * stands inside the reader, each of its blocks acquires for itself, and the
- * flag is stored when all kernels before it have ended (launch_wait, where one
- * is launched early). A rank is at most one meeting ahead of its peers: two would
- * need a flag that they have not written yet.
+ * Why it is right. What a rank wrote before a meeting is visible to its
+ * peers after it: kernels of a stream run one after another, the store of
+ * the flag releases at system scope all that came before, the load that sees
+ * it acquires, and the reader is a later kernel of that stream. Where the
+ * meeting stands inside the reader, each of its blocks acquires for itself,
+ * and the flag is stored when all kernels before it have ended (launch_wait,
+ * where one is launched early). A rank is at most one meeting ahead of its
+ * peers: two would need a flag that they have not written yet.
  */
 #include <errno.h>
 #include <stdint.h>

@@ -21,6 +21,8 @@
 #include "kernels/keep.h"
 
 static const uint32_t FEW_ROWS = 64;
+/* Of prefill every number of rows has its own: all start anew at so many. */
+static const size_t MOST_PLANS = 4096;
 
 typedef std::tuple<int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
     uint32_t, uint32_t, int64_t, int64_t, int64_t, bool, bool> shape;
@@ -231,6 +233,18 @@ few_rows(dcpg_rank *r, const dcpg_prod *p)
 	return dcpg_experts(&a, r->st);
 }
 
+static void
+drop_plans(void)
+{
+	for (auto &e : plans) {
+		cublasLtMatrixLayoutDestroy(e.second.a);
+		cublasLtMatrixLayoutDestroy(e.second.b);
+		cublasLtMatrixLayoutDestroy(e.second.d);
+		cublasLtMatmulDescDestroy(e.second.op);
+	}
+	plans.clear();
+}
+
 int
 dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 {
@@ -249,6 +263,8 @@ dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 		std::lock_guard<std::mutex> hold(plans_lock);
 		auto it = plans.find(key);
 
+		if (it == plans.end() && plans.size() >= MOST_PLANS)
+			drop_plans();
 		if (it == plans.end())
 			it = plans.emplace(key, find(r, p, batch)).first;
 		const found &f = it->second;
@@ -277,11 +293,5 @@ dcpg_product_forget(void)
 {
 	std::lock_guard<std::mutex> hold(plans_lock);
 
-	for (auto &e : plans) {
-		cublasLtMatrixLayoutDestroy(e.second.a);
-		cublasLtMatrixLayoutDestroy(e.second.b);
-		cublasLtMatrixLayoutDestroy(e.second.d);
-		cublasLtMatmulDescDestroy(e.second.op);
-	}
-	plans.clear();
+	drop_plans();
 }

@@ -219,7 +219,8 @@ choose_kernel(const struct dcpg_route g, uint32_t shares)
 {
 	__shared__ float s[MAX_EXPERTS], v[MAX_EXPERTS], gs[MAX_EXPERTS];
 	__shared__ uint32_t key[MAX_EXPERTS];
-	uint32_t row = blockIdx.x, lane = threadIdx.x % 32, w = threadIdx.x / 32;
+	uint32_t row = blockIdx.x, lane = threadIdx.x % 32;
+	uint32_t w = threadIdx.x / 32;
 	uint32_t per = g.experts / g.groups, mine = 0, id = 0;
 	size_t step = (size_t)g.rows * g.experts;
 	float sum = 0, ew = 0;

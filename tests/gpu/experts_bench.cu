@@ -102,7 +102,8 @@ struct ExpertBed {
 	    down_bytes(bytes(f, HIDDEN, n)), gate(up_bytes * E),
 	    up(up_bytes * E), down(down_bytes * E), x((size_t)most * HIDDEN),
 	    act((size_t)most * EACH * n),
-	    xs((size_t)most * EACH * (HIDDEN / 128)), out((size_t)most * EACH * HIDDEN),
+	    xs((size_t)most * EACH * (HIDDEN / 128)),
+	    out((size_t)most * EACH * HIDDEN),
 	    h((size_t)most * HIDDEN), router((size_t)E * HIDDEN), bias(E),
 	    y((size_t)most * HIDDEN), ew(most * EACH), eid(most * EACH)
 	{
@@ -267,8 +268,8 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 	double f = std::max(experts * (2 * b.up_bytes + b.down_bytes) / HBM,
 	    slots * 6.0 * b.n * HIDDEN / RATE) * 1e6;
 	printf("%s E=%-3u n=%-4u b=%-4u route %.2f slots %.2f combine %.2f; "
-	    "all %.2f, down early %.2f floor %.2f (%.2fx)\n", names[b.f], b.E, b.n, rows, route, sort, sum, all[0], all[1], f,
-	    all[1] / f);
+	    "all %.2f, down early %.2f floor %.2f (%.2fx)\n", names[b.f], b.E,
+	    b.n, rows, route, sort, sum, all[0], all[1], f, all[1] / f);
 	fflush(stdout);
 }
 

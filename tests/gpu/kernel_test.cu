@@ -275,7 +275,8 @@ attend_case(const AttendCase &c, uint64_t salt)
 	bool ok = rel < tol && worst < 4 * tol && el < 1e-3 && exact;
 	char what[200];
 	snprintf(what, sizeof what, "attend %s H=%u rows=%u max=%u shape=%u "
-	    "splits=%u team=%u parts=%u %s grow=%g: rel %.2e worst head %.2e lse %.1e%s",
+	    "splits=%u team=%u parts=%u %s grow=%g: rel %.2e worst head %.2e "
+	    "lse %.1e%s",
 	    c.bf16 ? "bf16" : "fp8", c.heads, c.rows, c.max, c.shape, c.splits,
 	    c.team, parts, c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
 	    exact ? "" : " EMPTY ROW NOT EXACT");
