@@ -360,7 +360,7 @@ START_TEST(killed_while_waiting_or_with_nothing_asked)
 
 	start((struct fk_spec){ .pages = 60, .chunk = 64 });
 	ck_assert_int_eq(dcp_connect(path, TIMEOUT, &d), 0);
-	E.step_us = 300;
+	E.step_us = 2000;	/* killed long before it ends */
 	a = spawn(300, 3500);		/* takes all pages */
 	b = spawn(300, 3500);		/* waits for them */
 	c = spawn(0, 0);
