@@ -27,6 +27,7 @@
 #include <utility>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/keep.h"
 
 typedef __nv_bfloat16 bf16;
@@ -410,17 +411,7 @@ static inline int
 dcpg_launch_early(const char *what, void (*kernel)(P...), dim3 grid,
     uint32_t threads, cudaStream_t st, A &&...args)
 {
-	cudaLaunchAttribute at = {};
-	cudaLaunchConfig_t cfg = {};
-
-	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at.val.programmaticStreamSerializationAllowed = 1;
-	cfg.gridDim = grid;
-	cfg.blockDim = dim3(threads);
-	cfg.stream = st;
-	cfg.attrs = &at;
-	cfg.numAttrs = 1;
-	return dcpg_ok(cudaLaunchKernelEx(&cfg, kernel,
+	return dcpg_ok(dcpg::launch_early(kernel, grid, threads, st,
 	    std::forward<A>(args)...), what);
 }
 

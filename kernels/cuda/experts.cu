@@ -30,6 +30,8 @@
 #include <errno.h>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/keep.h"
 
@@ -98,32 +100,6 @@ tensor_load(uint32_t dst, const CUtensorMap *map, uint32_t col, uint32_t row,
 	    "::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
 	    :: "r"(dst), "l"(map), "r"(col), "r"(row), "r"(e), "r"(bar)
 	    : "memory");
-}
-
-/* 16 bytes, or zeros. */
-__device__ inline void
-copy16(uint32_t dst, const void *src, bool there)
-{
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-	    :: "r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
-}
-
-/* All threads of all blocks; what they wrote to shared memory is seen. */
-__device__ inline void
-cluster_meet(void)
-{
-	asm volatile("barrier.cluster.arrive.release.aligned;\n"
-	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ inline float
-cluster_ldf(uint32_t a, uint32_t rank)
-{
-	float v;
-
-	asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v)
-	    : "r"(cluster_map(a, rank)) : "memory");
-	return v;
 }
 
 /* --- shapes -------------------------------------------------------------- */
@@ -235,6 +211,7 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 	uint32_t tid = threadIdx.x - S::WORK, chunk = tid % 8, r0 = tid / 8;
 	uint32_t n = p.s1 - p.s0;
 	uint32_t row[N], scale[SN];	/* numbers: registers are few here */
+	ring<S::RING> r;
 
 	if (tid == 0)
 		for (uint32_t i = 0; i < n && i < S::RING; i++)
@@ -254,12 +231,12 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 
 		scale[i] = a.slot_row ? a.slot_row[s] : s;
 	}
-	for (uint32_t i = 0, s = 0, turn = 0; i < n; i++) {
-		uint32_t at = buf + s * S::STAGE, full = bars + s * 16;
+	for (uint32_t i = 0; i < n; i++, r.next()) {
+		uint32_t at = buf + r.s * S::STAGE, full = bars + r.s * 16;
 		uint32_t k = (p.s0 + i) * S::K * S::EL + chunk * 16;
 
-		if (turn > 0) {
-			mbar_wait(full + 8, (turn - 1) & 1);
+		if (r.turn > 0) {
+			mbar_wait(full + 8, (r.turn - 1) & 1);
 			if (tid == 0)
 				bring_weights<S, GLU>(m0, m1, p, p.s0 + i, at,
 				    full);
@@ -270,11 +247,11 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 
 #pragma unroll
 			for (uint32_t j = 0; j < N; j++) {
-				uint32_t r = r0 + j * PASS;
+				uint32_t to = r0 + j * PASS;
 
-				if (r < p.cnt)
-					copy16(at + S::W + u * S::X1 + r * 128 +
-					    ((chunk ^ r % 8) * 16), a.x +
+				if (to < p.cnt)
+					copy16(at + S::W + u * S::X1 + to *
+					    128 + ((chunk ^ to % 8) * 16), a.x +
 					    (size_t)row[j] * a.x_ld + (there ?
 					    k + u * 128 : 0), there);
 			}
@@ -282,14 +259,10 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 #pragma unroll
 		for (uint32_t j = 0; S::FP8 && j < SN; j++)
 			if (tid + j * S::BRING < S::TILE)
-				copy4(xs + (s * S::TILE + tid + j * S::BRING) *
-				    4, a.x_scale + scale[j] + (size_t)(p.s0 +
-				    i) * a.x_scale_ld);
+				copy4(xs + (r.s * S::TILE + tid + j *
+				    S::BRING) * 4, a.x_scale + scale[j] +
+				    (size_t)(p.s0 + i) * a.x_scale_ld);
 		mbar_arrive_copies(full);
-		if (++s == S::RING) {
-			s = 0;
-			turn++;
-		}
 	}
 }
 
@@ -400,39 +373,6 @@ load_scales(const work &a, const place &p, float *sc)
 	bar_sync(1, S::WORK);
 }
 
-/* Sums of the cluster's blocks; each is left with the elements i that it is
- * to write: i % split == its rank. */
-template <class S, int N>
-__device__ inline void
-add_parts(float (&p)[N / 2], float (&q)[N / 2], uint32_t buf, uint32_t split)
-{
-	uint32_t me = blockIdx.x % split, at = buf + threadIdx.x * 4;
-
-	bar_sync(1, S::WORK);
-#pragma unroll
-	for (int i = 0; i < N / 2; i++) {
-		sts32(at + i * 1024, __float_as_uint(p[i]));
-		sts32(at + i * 1024 + 512, __float_as_uint(q[i]));
-	}
-	cluster_meet();
-#pragma unroll
-	for (int i = 0; i < N / 2; i++) {
-		if (i % split != me)
-			continue;
-		p[i] = q[i] = 0;
-		for (uint32_t r = 0; r < split; r++) {
-			p[i] += cluster_ldf(at + i * 1024, r);
-			q[i] += cluster_ldf(at + i * 1024 + 512, r);
-		}
-	}
-}
-
-__device__ inline float
-glu(float x, float y)
-{
-	return x / (1 + __expf(-x)) * y;
-}
-
 template <class S, bool GLU, int N>
 __device__ inline void
 store(const work &a, const place &p, const float (&x)[N / 2],
@@ -468,16 +408,6 @@ store(const work &a, const place &p, const float (&x)[N / 2],
 	}
 }
 
-/* Four 8x8 tiles of 16-bit elements, each written as its transpose; lane l
- * names the row l%8 of tile l/8. */
-__device__ inline void
-stmatrix4_trans(uint32_t a, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
-{
-	asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], "
-	    "{%1, %2, %3, %4};" :: "r"(a), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-	    : "memory");
-}
-
 /*
  * bf16 of many slots: turned in shared memory, where the stages were, so
  * that a slot's columns leave 16 bytes a thread and whole lines a warp. Both
@@ -507,13 +437,13 @@ store_turned(const work &a, const place &pl, uint32_t buf,
 			r[j] = GLU ? pack_bf16(glu(p[k], q[k]), glu(p[k + 1],
 			    q[k + 1])) : pack_bf16(p[k], p[k + 1]);
 		}
-		stmatrix4_trans(to, r[0], r[1], r[2], r[3]);
+		stmatrix4_t(to, r[0], r[1], r[2], r[3]);
 		if constexpr (!GLU) {
 #pragma unroll
 			for (int j = 0; j < 4; j++)
 				r[j] = pack_bf16(q[i + 2 * j], q[i + 2 * j +
 				    1]);
-			stmatrix4_trans(to + 128, r[0], r[1], r[2], r[3]);
+			stmatrix4_t(to + 128, r[0], r[1], r[2], r[3]);
 		}
 	}
 	bar_sync(1, S::WORK);
@@ -534,20 +464,21 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 	float p[N / 2], q[N / 2], d[N / 2] = {}, e[N < 128 ? N / 2 : 1] = {};
 	uint32_t wg = threadIdx.x / 128, n = pl.s1 - pl.s0;
 	bool one = threadIdx.x % 32 == 0;
+	ring<S::RING> r;
 
 #pragma unroll
 	for (int i = 0; i < N / 2; i++)
 		p[i] = q[i] = 0;
 	if (S::FP8)
 		load_scales<S, GLU>(a, pl, sc);
-	for (uint32_t i = 0, s = 0, odd = 0; i < n; i++) {
-		uint32_t full = bars + s * 16, at = buf + s * S::STAGE;
+	for (uint32_t i = 0; i < n; i++, r.next()) {
+		uint32_t full = bars + r.s * 16, at = buf + r.s * S::STAGE;
 
-		mbar_wait(full, odd);
+		mbar_wait(full, r.turn & 1);
 		fence_async();		/* x came by ordinary copies */
 		if (S::FP8) {
-			multiply8<S, N>(p, q, d, e, at, xs + s * S::TILE * 4,
-			    wg, sc[2 * wg * MAX_SCALES + i],
+			multiply8<S, N>(p, q, d, e, at, xs + r.s * S::TILE *
+			    4, wg, sc[2 * wg * MAX_SCALES + i],
 			    sc[(2 * wg + 1) * MAX_SCALES + i]);
 			__syncwarp();
 			if (one)
@@ -556,19 +487,15 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 			multiply<S, N>(p, q, at, wg);
 			wg_wait<1>();
 			if (i > 0 && one)	/* the stage before */
-				mbar_arrive(bars + (s == 0 ? S::RING - 1 :
-				    s - 1) * 16 + 8);
-		}
-		if (++s == S::RING) {
-			s = 0;
-			odd ^= 1;
+				mbar_arrive(bars + (r.s == 0 ? S::RING - 1 :
+				    r.s - 1) * 16 + 8);
 		}
 	}
 	wg_wait<0>();
 	wg_pin(p);
 	wg_pin(q);
 	if (S::WG == 1 && a.split > 1)
-		add_parts<S, N>(p, q, buf, a.split);
+		add_parts<N>(p, q, buf, a.split);
 	if (S::WG > 1 && a.turn)
 		store_turned<S, GLU, N>(a, pl, buf, p, q);
 	else
@@ -608,7 +535,7 @@ expert_kernel(const __grid_constant__ CUtensorMap m0,
 			asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
 		bring<S, GLU>(&m0, &m1, a, p, buf, xs, bars);
 		if (a.split > 1)
-			cluster_meet();
+			cluster_sync();
 	} else {
 		if (S::WG > 1)
 			asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -623,7 +550,7 @@ expert_kernel(const __grid_constant__ CUtensorMap m0,
 			compute<S, GLU, S::TILE>(a, p, buf, xs, bars, sc);
 	}
 	if (a.split > 1)	/* others read this block's shared memory */
-		cluster_meet();
+		cluster_sync();
 }
 
 /* --- launching ----------------------------------------------------------- */
@@ -691,8 +618,6 @@ int
 launch(const struct dcpg_experts *g, cudaStream_t st)
 {
 	constexpr uint32_t rows = S::WG * (GLU ? 64 : 128);
-	cudaLaunchAttribute at[2] = {};
-	cudaLaunchConfig_t cfg = {};
 	CUtensorMap m[2];
 	work a = {};
 
@@ -728,19 +653,9 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 		    (g->k + 127) / 128, g->tile_e == NULL);
 	while (a.split > (g->k + 127) / 128)
 		a.split /= 2;
-	cfg.gridDim = dim3(tiles_of(g, S::TILE) * a.n_tiles * a.split);
-	cfg.blockDim = dim3(S::THREADS);
-	cfg.dynamicSmemBytes = S::SHARED;
-	cfg.stream = st;
-	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at[0].val.programmaticStreamSerializationAllowed = 1;
-	at[1].id = cudaLaunchAttributeClusterDimension;
-	at[1].val.clusterDim.x = a.split;
-	at[1].val.clusterDim.y = at[1].val.clusterDim.z = 1;
-	cfg.attrs = at;
-	cfg.numAttrs = a.split > 1 ? 2 : 1;
-	return cudaLaunchKernelEx(&cfg, expert_kernel<S, GLU>, m[0], m[1], a) ==
-	    cudaSuccess ? 0 : -EIO;
+	return launch_clusters(expert_kernel<S, GLU>, dim3(tiles_of(g,
+	    S::TILE) * a.n_tiles * a.split), S::THREADS, S::SHARED, a.split,
+	    st, m[0], m[1], a) == cudaSuccess ? 0 : -EIO;
 }
 
 struct entry {

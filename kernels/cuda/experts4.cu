@@ -26,6 +26,8 @@
 #include <errno.h>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/keep.h"
 
@@ -171,14 +173,6 @@ bring_weights(const work &a, const item &p, const columns &c, uint32_t stage,
 	    (p.n0 + 64 < a.n ? row : 0), n, full);
 }
 
-/* 16 bytes. */
-__device__ inline void
-copy16(uint32_t dst, const void *src)
-{
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-	    :: "r"(dst), "l"(src) : "memory");
-}
-
 template <class S>
 __device__ inline void
 bring_x(const work &a, const item &p, const columns &c, uint32_t stage,
@@ -210,10 +204,11 @@ __device__ inline bool
 bring(const work &a, uint32_t buf, uint32_t bars, uint32_t of)
 {
 	constexpr uint32_t PASS = BRING / 8, N = S::TILE / PASS;
-	uint32_t lane = threadIdx.x % 32, s = 0, turn = 0, ahead = 0;
+	uint32_t lane = threadIdx.x % 32, ahead = 0;
 	columns c = columns_of<S>(a);
 	walk<S, GLU> now(a), then = now;
 	const uint8_t *row[N];
+	ring<S::RING> r;
 	bool any = false;
 	item p;
 
@@ -236,30 +231,27 @@ bring(const work &a, uint32_t buf, uint32_t bars, uint32_t of)
 			row[j] = a.x + (size_t)(a.slot_row ? a.slot_row[m] :
 			    m) * a.groups * 128 + lane % 8 * 16;
 		}
-		for (uint32_t i = 0; i < c.stages; i++) {
-			uint32_t to = buf + s * S::STAGE, full = bars + s * 16;
+		for (uint32_t i = 0; i < c.stages; i++, r.next()) {
+			uint32_t to = buf + r.s * S::STAGE;
+			uint32_t full = bars + r.s * 16;
 
-			if (turn > 0) {
-				mbar_wait(full + 8, (turn - 1) & 1);
+			if (r.turn > 0) {
+				mbar_wait(full + 8, (r.turn - 1) & 1);
 				if (lane == 0)
 					bring_weights<S, GLU>(a, p, c, i, to,
-					    of + s * 16, full);
+					    of + r.s * 16, full);
 			}
 			bring_x<S>(a, p, c, i, to + S::W, row);
 			mbar_arrive_copies(full);
-			if (++s == S::RING) {
-				s = 0;
-				turn++;
-			}
 		}
 	}
-	if (turn > 0)
-		mbar_wait(bars + s * 16 + 8, (turn - 1) & 1);
+	if (r.turn > 0)
+		mbar_wait(bars + r.s * 16 + 8, (r.turn - 1) & 1);
 	if (lane == 0) {	/* no item: the end */
-		sts128(of + s * 16, make_uint4(0, 0, 0, 0));
-		mbar_arrive(bars + s * 16);
+		sts128(of + r.s * 16, make_uint4(0, 0, 0, 0));
+		mbar_arrive(bars + r.s * 16);
 	}
-	mbar_arrive(bars + s * 16);
+	mbar_arrive(bars + r.s * 16);
 	return any;
 }
 
@@ -348,47 +340,6 @@ multiply(float (&p)[N / 2], float (&q)[N / 2], uint32_t w, uint32_t x)
 	}
 }
 
-/* All threads of all blocks; what they wrote to shared memory is seen. */
-__device__ inline void
-cluster_meet(void)
-{
-	asm volatile("barrier.cluster.arrive.release.aligned;\n"
-	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* Sums of the cluster's blocks; each is left with the elements i that it is
- * to write: i % split == its rank. */
-template <int N>
-__device__ inline void
-add_parts(float (&p)[N / 2], float (&q)[N / 2], uint32_t buf, uint32_t split)
-{
-	uint32_t me = blockIdx.x % split, at = buf + threadIdx.x * 4;
-
-	bar_sync(1, WORK);
-#pragma unroll
-	for (int i = 0; i < N / 2; i++) {
-		sts32(at + i * 1024, __float_as_uint(p[i]));
-		sts32(at + i * 1024 + 512, __float_as_uint(q[i]));
-	}
-	cluster_meet();
-#pragma unroll
-	for (int i = 0; i < N / 2; i++) {
-		if (i % split != me)
-			continue;
-		p[i] = q[i] = 0;
-		for (uint32_t r = 0; r < split; r++) {
-			uint32_t from = cluster_map(at + i * 1024, r);
-			float v, w;
-
-			asm volatile("ld.shared::cluster.f32 %0, [%2];\n"
-			    "ld.shared::cluster.f32 %1, [%2 + 512];"
-			    : "=f"(v), "=f"(w) : "r"(from) : "memory");
-			p[i] += v;
-			q[i] += w;
-		}
-	}
-}
-
 template <bool GLU, int N>
 __device__ inline void
 store(const work &a, const item &p, const float (&x)[N / 2],
@@ -408,7 +359,7 @@ store(const work &a, const item &p, const float (&x)[N / 2],
 		if (t >= p.cnt || (a.split > 1 && i % a.split != me))
 			continue;
 		if (GLU) {
-			u = u / (1 + __expf(-u)) * v;
+			u = glu(u, v);
 			if (a.y_unit > 0)
 				((uint8_t *)a.y16)[at] = __nv_cvt_float_to_fp8(
 				    u / a.y_unit, __NV_SATFINITE, __NV_E4M3);
@@ -427,7 +378,7 @@ store(const work &a, const item &p, const float (&x)[N / 2],
 template <class S, bool GLU, int N>
 __device__ inline void
 compute(const work &a, const item &pl, const columns &c, uint32_t buf,
-    uint32_t bars, uint32_t &s, uint32_t &odd)
+    uint32_t bars, ring<S::RING> &r)
 {
 	bool one = threadIdx.x % 32 == 0;
 	float p[N / 2], q[N / 2];
@@ -435,11 +386,11 @@ compute(const work &a, const item &pl, const columns &c, uint32_t buf,
 #pragma unroll
 	for (int i = 0; i < N / 2; i++)
 		p[i] = q[i] = 0;
-	for (uint32_t i = 0; i < c.stages; i++) {
-		uint32_t full = bars + s * 16, at = buf + s * S::STAGE;
+	for (uint32_t i = 0; i < c.stages; i++, r.next()) {
+		uint32_t full = bars + r.s * 16, at = buf + r.s * S::STAGE;
 		uint32_t n = min(S::U, c.n - i * S::U);
 
-		mbar_wait(full, odd);
+		mbar_wait(full, r.turn & 1);
 		fence_async();		/* x came by ordinary copies */
 		if (n == S::U)
 			multiply<S, S::U, N>(p, q, at, at + S::W);
@@ -449,10 +400,6 @@ compute(const work &a, const item &pl, const columns &c, uint32_t buf,
 		__syncwarp();
 		if (one)
 			mbar_arrive(full + 8);
-		if (++s == S::RING) {
-			s = 0;
-			odd ^= 1;
-		}
 	}
 	if (a.split > 1)
 		add_parts<N>(p, q, buf, a.split);
@@ -464,8 +411,9 @@ __global__ void __launch_bounds__(THREADS, S::BLOCKS)
 experts4(const __grid_constant__ work a)
 {
 	extern __shared__ uint8_t raw[];
-	uint32_t buf = (smem_addr(raw) + 1023) & ~1023u, s = 0, odd = 0;
+	uint32_t buf = (smem_addr(raw) + 1023) & ~1023u;
 	uint32_t bars = buf + S::RING * S::STAGE, of = bars + S::RING * 16;
+	ring<S::RING> r;
 
 	if (threadIdx.x == 0) {
 		for (uint32_t i = 0; i < S::RING; i++) {
@@ -481,31 +429,31 @@ experts4(const __grid_constant__ work a)
 	__syncthreads();
 	if (threadIdx.x >= WORK) {
 		if (bring<S, GLU>(a, buf, bars, of) && a.split > 1)
-			cluster_meet();		/* as in add_parts */
+			cluster_sync();		/* as in add_parts */
 	} else {
 		columns c = columns_of<S>(a);
 
 		if (a.early)
 			launch_wait();
 		for (;;) {
-			mbar_wait(bars + s * 16, odd);
-			uint4 v = lds128(of + s * 16);
+			mbar_wait(bars + r.s * 16, r.turn & 1);
+			uint4 v = lds128(of + r.s * 16);
 			item p = { 0, v.y, v.z, v.x };
 
 			if (p.cnt == 0)
 				break;
 			if (S::TILE == 16 || p.cnt <= 16)
-				compute<S, GLU, 16>(a, p, c, buf, bars, s, odd);
+				compute<S, GLU, 16>(a, p, c, buf, bars, r);
 			else if (S::TILE == 32 || p.cnt <= 32)
 				compute<S, GLU, S::TILE == 16 ? 16 : 32>(a, p,
-				    c, buf, bars, s, odd);
+				    c, buf, bars, r);
 			else
-				compute<S, GLU, S::TILE>(a, p, c, buf, bars, s,
-				    odd);
+				compute<S, GLU, S::TILE>(a, p, c, buf, bars,
+				    r);
 		}
 	}
 	if (a.split > 1)	/* others read this block's shared memory */
-		cluster_meet();
+		cluster_sync();
 }
 
 /* --- launching ----------------------------------------------------------- */
@@ -520,8 +468,6 @@ int
 launch(const struct dcpg_experts *g, cudaStream_t st)
 {
 	uint32_t most = sms * S::BLOCKS;
-	cudaLaunchAttribute at[2] = {};
-	cudaLaunchConfig_t cfg = {};
 	work a = {};
 
 	a.x = (const uint8_t *)g->x;
@@ -553,20 +499,9 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	while (a.split > a.groups)
 		a.split /= 2;
 	/* a split block has one item: its sums stand where stages would */
-	cfg.gridDim = dim3(a.split > 1 || a.items < most ? a.items * a.split :
-	    most);
-	cfg.blockDim = dim3(THREADS);
-	cfg.dynamicSmemBytes = S::SHARED;
-	cfg.stream = st;
-	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at[0].val.programmaticStreamSerializationAllowed = 1;
-	at[1].id = cudaLaunchAttributeClusterDimension;
-	at[1].val.clusterDim.x = a.split;
-	at[1].val.clusterDim.y = at[1].val.clusterDim.z = 1;
-	cfg.attrs = at;
-	cfg.numAttrs = a.split > 1 ? 2 : 1;
-	return cudaLaunchKernelEx(&cfg, experts4<S, GLU>, a) == cudaSuccess ?
-	    0 : -EIO;
+	return launch_clusters(experts4<S, GLU>, dim3(a.split > 1 ||
+	    a.items < most ? a.items * a.split : most), THREADS, S::SHARED,
+	    a.split, st, a) == cudaSuccess ? 0 : -EIO;
 }
 
 template <class S, bool GLU>

@@ -7,16 +7,11 @@
 #include <mma.h>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowops.cuh"
 
 using namespace nvcuda;
-
-__device__ static inline float
-silu(float g, float u)
-{
-	return g / (1 + __expf(-g)) * u;
-}
 
 /* y [m][n] = silu(g) * u; gu [m][2n]: g, then u. */
 __global__ void __launch_bounds__(256)
@@ -28,7 +23,7 @@ silu_mul(const float *gu, bf16 *y, uint32_t n)
 	dcpg::launch_wait();
 	dcpg::launch_next();
 	if (j < n)
-		y[(size_t)row * n + j] = __float2bfloat16(silu(g[0], g[n]));
+		y[(size_t)row * n + j] = __float2bfloat16(dcpg::glu(g[0], g[n]));
 }
 
 /* The same and as codes, n a multiple of 128: four columns a thread. */
@@ -44,8 +39,8 @@ silu_codes(const float *gu, bf16 *y, struct dcpg_codes y8, uint32_t m,
 	if (q >= n / 4)
 		return;
 	float4 a = g[0], b = g[n / 4];
-	bf16x4 v = bf16_of(make_float4(silu(a.x, b.x), silu(a.y, b.y),
-	    silu(a.z, b.z), silu(a.w, b.w)));
+	bf16x4 v = bf16_of(make_float4(dcpg::glu(a.x, b.x),
+	    dcpg::glu(a.y, b.y), dcpg::glu(a.z, b.z), dcpg::glu(a.w, b.w)));
 	((bf16x4 *)(y + (size_t)row * n))[q] = v;
 	put_codes(y8, m, n, row, q, v);
 }
@@ -131,7 +126,7 @@ grouped_product(group_args a)
 		if (s >= m1 || n0 + c >= a.n)
 			continue;
 		if (a.w2)
-			v = v / (1 + __expf(-v)) * so[1][r][c];
+			v = dcpg::glu(v, so[1][r][c]);
 		if (a.y16)
 			a.y16[(size_t)s * a.n + n0 + c] = __float2bfloat16(v);
 		else

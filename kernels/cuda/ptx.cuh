@@ -200,6 +200,22 @@ bulk_load_all(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar,
 	    : "memory");
 }
 
+/* 16 bytes. */
+__device__ inline void
+copy16(uint32_t dst, const void *src)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+	    :: "r"(dst), "l"(src) : "memory");
+}
+
+/* 16 bytes, or zeros. */
+__device__ inline void
+copy16(uint32_t dst, const void *src, bool there)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+	    :: "r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
+}
+
 /* 4 bytes; the thread's copies count as one arrival on bar when they are there
  * (bar was set up to expect it). */
 __device__ inline void

@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace dcpg {
@@ -405,22 +406,12 @@ combine_kernel(const struct dcpg_combine g)
 
 /* --- launching ----------------------------------------------------------- */
 
-/* May be set up while the kernel before it ends. */
 template <class... A, class... B>
 int
 start(void (*f)(A...), dim3 grid, uint32_t threads, void *stream, B... args)
 {
-	cudaLaunchAttribute at = {};
-	cudaLaunchConfig_t cfg = {};
-
-	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at.val.programmaticStreamSerializationAllowed = 1;
-	cfg.gridDim = grid;
-	cfg.blockDim = dim3(threads);
-	cfg.stream = (cudaStream_t)stream;
-	cfg.attrs = &at;
-	cfg.numAttrs = 1;
-	return cudaLaunchKernelEx(&cfg, f, args...) == cudaSuccess ? 0 : -EIO;
+	return launch_early(f, grid, threads, (cudaStream_t)stream, args...) ==
+	    cudaSuccess ? 0 : -EIO;
 }
 
 }	/* namespace */
