@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "kernels/cpu/ctx.h"
-#include "kernels/cpu/fail.h"
+#include "kernels/fail.h"
 
 enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
 

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "kernels/cpu/fail.h"
+#include "kernels/fail.h"
 #include "kernels/cpu/prim.h"
 #include "kernels/keep.h"
 

@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 
 #include "kernels/cpu/ctx.h"
-#include "kernels/cpu/fail.h"
+#include "kernels/fail.h"
 
 struct task {
 	struct dcpk_ctx *c;

@@ -3,7 +3,7 @@ noinst_LIBRARIES += libdcpk_cpu.a
 libdcpk_cpu_a_SOURCES = \
 	kernels/kernels.h kernels/layout.h kernels/cpu/prim.h \
 	kernels/cpu/prim.c kernels/cpu/prim_body.h kernels/cpu/prim_avx.h \
-	kernels/cpu/fail.h kernels/cpu/prim_portable.c \
+	kernels/cpu/prim_portable.c \
 	kernels/cpu/prim_avx2.c \
 	kernels/cpu/prim_avx512.c kernels/cpu/topk.c kernels/cpu/sample.c \
 	kernels/cpu/dequant.c

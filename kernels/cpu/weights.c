@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "kernels/cpu/ctx.h"
-#include "kernels/cpu/fail.h"
+#include "kernels/fail.h"
 
 static struct dcpc_w *
 many(uint32_t n)

@@ -6,7 +6,6 @@
  * same function (carve) that counts it. A step takes none, but for graphs when
  * they are captured.
  */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,22 +14,11 @@
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/fail.h"
 #include "kernels/graphs.h"
 
 static_assert(DCPK_FAST_KEYS == DCPG_MAX_SHARD, "graphs.h, dcpg.h");
 enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
-
-static int
-fail(dcpk_err *err, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	if (err != NULL)
-		vsnprintf(err->text, sizeof err->text, fmt, ap);
-	va_end(ap);
-	return code;
-}
 
 int
 dcpg_ok(cudaError_t e, const char *what)

@@ -10,12 +10,10 @@
  * of a few KiB at D = 8, and a copy of each would cost more in calls than in
  * bytes. Step thread, between two steps.
  */
-#include <stdarg.h>
-#include <stdio.h>
-
 #include <algorithm>
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/fail.h"
 
 enum { BATCH = 1024, THREADS = 128 };
 
@@ -110,12 +108,10 @@ dcpg_host_open(dcpk_ctx *c, dcpk_err *err)
 	if (e == cudaSuccess)
 		e = cudaHostAlloc(&c->moves, BATCH * sizeof *c->moves,
 		    cudaHostAllocPortable | cudaHostAllocMapped);
-	if (e != cudaSuccess) {
-		snprintf(err->text, sizeof err->text, "cuda: %zu bytes of "
-		    "pinned memory for --host-cache-bytes could not be had: "
-		    "%s; give less", bytes, cudaGetErrorString(e));
-		return -ENOMEM;
-	}
+	if (e != cudaSuccess)
+		return fail(err, -ENOMEM, "cuda: %zu bytes of pinned memory "
+		    "for --host-cache-bytes could not be had: %s; give less",
+		    bytes, cudaGetErrorString(e));
 	c->got[0].host = bytes;
 	return 0;
 }
@@ -154,19 +150,15 @@ dcpg_move(dcpk_ctx *c, const dcpk_move *m, uint32_t n, bool out,
     dcpk_err *err)
 {
 	for (uint32_t i = 0; i < n; i++)
-		if (m[i].page >= c->s.pages || m[i].slot >= c->s.host_pages) {
-			snprintf(err->text, sizeof err->text, "cuda: move: "
-			    "page %u of %u, slot %u of %u", m[i].page,
-			    c->s.pages, m[i].slot, c->s.host_pages);
-			return -ERANGE;
-		}
+		if (m[i].page >= c->s.pages || m[i].slot >= c->s.host_pages)
+			return fail(err, -ERANGE, "cuda: move: page %u of %u, "
+			    "slot %u of %u", m[i].page, c->s.pages, m[i].slot,
+			    c->s.host_pages);
 	for (uint32_t i = 0; i < n; i += BATCH)
 		if (move_batch(c, m + i, std::min<uint32_t>(BATCH, n - i),
-		    out) != 0) {
-			snprintf(err->text, sizeof err->text, "cuda: moving "
-			    "pages: %s", c->lost ? "a rank is lost" :
+		    out) != 0)
+			return fail(err, -EIO, "cuda: moving pages: %s",
+			    c->lost ? "a rank is lost" :
 			    cudaGetErrorString(cudaGetLastError()));
-			return -EIO;
-		}
 	return 0;
 }

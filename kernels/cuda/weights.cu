@@ -5,29 +5,16 @@
  * kv_b_proj is taken apart into W_UK (transposed) and W_UV.
  * The MTP layer is read past: nothing runs it yet.
  */
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include <initializer_list>
 #include <vector>
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/fail.h"
 
 extern "C" {
 #include "kernels/cpu/prim.h"
-}
-
-static int
-fail(dcpk_err *err, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	if (err != NULL)
-		vsnprintf(err->text, sizeof err->text, fmt, ap);
-	va_end(ap);
-	return code;
 }
 
 int

@@ -1,6 +1,6 @@
-/* How the CPU backend says why it returns an error. Any thread. */
-#ifndef DCPC_FAIL_H
-#define DCPC_FAIL_H
+/* How a backend says why it returns an error. Any thread. */
+#ifndef DCPK_FAIL_H
+#define DCPK_FAIL_H
 
 #include <stdarg.h>
 #include <stdio.h>
