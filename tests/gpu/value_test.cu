@@ -157,6 +157,8 @@ value_tests(void)
 			if (!brief || rows * D < 20)
 				CASE(value_case(rows, D == 8 ? 2 : 8, D,
 				    rows == 3 ? 256 : 128, salt));
-	if (!brief)
+	if (!brief) {
 		CASE(value_case(32, 64, 2, 128, salt));
+		CASE(value_case(5, 1, DCPK_MAX_RANKS, 128, salt));
+	}
 }
