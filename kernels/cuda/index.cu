@@ -83,17 +83,66 @@ struct Place {
 	const uint32_t *table;
 };
 
+/* Rows of a warp at a time, as many of each lane, so that nothing waits for one
+ * load after another. */
+constexpr uint32_t SOME = 4;
+
+struct Rows {
+	uint32_t len[SOME], at[SOME];	/* keys, where the pages begin */
+	uint32_t tiles;			/* of all SOME */
+};
+
+/* The lane's of the 128 rows from `row` on. */
+__device__ inline Rows
+lane_rows(const struct dcpg_index_score &g, uint32_t row)
+{
+	Rows x;
+
+	x.tiles = 0;
+	row += threadIdx.x % 32 * SOME;
+#pragma unroll
+	for (uint32_t k = 0; k < SOME; k++) {
+		uint32_t r = min(row + k, g.rows - 1), n = g.len[r];
+
+		x.len[k] = row + k < g.rows ? n : 0;
+		x.at[k] = g.table_at[r];
+		x.tiles += tiles_of(x.len[k]);
+	}
+	return x;
+}
+
+/* Which of a lane's rows the block begins in, `sum` tiles being before them:
+ * its number; it becomes x's first. */
+__device__ inline uint32_t
+lane_row(Rows &x, uint32_t &sum, uint32_t begin)
+{
+	uint32_t k = 0;
+
+#pragma unroll
+	for (uint32_t j = 1; j < SOME; j++) {
+		uint32_t n = tiles_of(x.len[0]);
+
+		if (k != j - 1 || sum + n > begin)
+			continue;
+		sum += n;
+		k = j;
+		x.len[0] = x.len[j];
+		x.at[0] = x.at[j];
+	}
+	return k;
+}
+
 /* Where a block begins. */
 __device__ inline Place
 block_place(const struct dcpg_index_score &g)
 {
-	uint32_t lane = threadIdx.x % 32, b = blockIdx.x, row = 0, sum = 0, i;
-	uint32_t r = min(lane, g.rows - 1), at = g.table_at[r], len = g.len[r];
-	uint32_t n = lane < g.rows ? tiles_of(len) : 0, all = n, each, upto;
+	uint32_t lane = threadIdx.x % 32, b = blockIdx.x, row = 0, sum = 0;
+	Rows x = lane_rows(g, 0);
+	uint32_t all = x.tiles, each, upto, i, k;
 	Place p;
 
 #pragma unroll 4
-	for (r = lane + 32; r < g.rows; r += 32)
+	for (uint32_t r = 32 * SOME + lane; r < g.rows; r += 32)
 		all += tiles_of(g.len[r]);
 	all = __reduce_add_sync(~0u, all);
 	each = all / gridDim.x;
@@ -102,31 +151,30 @@ block_place(const struct dcpg_index_score &g)
 	uint32_t begin = b * each + min(b, all);
 
 	p.end = each + (b < all);
-	for (;;) {		/* 32 rows at a time, until they reach beyond */
-		uint32_t some = __reduce_add_sync(~0u, n);
+	for (;;) {		/* 128 rows at a time, until they reach beyond */
+		uint32_t some = __reduce_add_sync(~0u, x.tiles);
 
-		if (sum + some > begin || row + 32 >= g.rows)
+		if (sum + some > begin || row + 32 * SOME >= g.rows)
 			break;
 		sum += some;
-		row += 32;
-		r = min(row + lane, g.rows - 1);
-		at = g.table_at[r];
-		len = g.len[r];
-		n = row + lane < g.rows ? tiles_of(len) : 0;
+		row += 32 * SOME;
+		x = lane_rows(g, row);
 	}
-	upto = n;
+	upto = x.tiles;
 #pragma unroll
-	for (int k = 1; k < 32; k *= 2) {
-		uint32_t y = __shfl_up_sync(~0u, upto, k);
+	for (int n = 1; n < 32; n *= 2) {
+		uint32_t y = __shfl_up_sync(~0u, upto, n);
 
-		upto += lane >= k ? y : 0;
+		upto += lane >= n ? y : 0;
 	}
 	i = __popc(__ballot_sync(~0u, sum + upto <= begin)) % 32;
-	p.row = row + i;
-	p.len = __shfl_sync(~0u, len, i);
-	p.table = g.table + __shfl_sync(~0u, at, i);
-	p.last = (int)(sum + __shfl_sync(~0u, upto, i) - begin);
-	p.first = p.last - (int)__shfl_sync(~0u, n, i);
+	sum += upto - x.tiles;
+	k = lane_row(x, sum, begin);
+	p.row = row + i * SOME + __shfl_sync(~0u, k, i);
+	p.len = __shfl_sync(~0u, x.len[0], i);
+	p.table = g.table + __shfl_sync(~0u, x.at[0], i);
+	p.first = (int)(__shfl_sync(~0u, sum, i) - begin);
+	p.last = p.first + (int)tiles_of(p.len);
 	return p;
 }
 

@@ -52,7 +52,9 @@ namespace {
 constexpr uint32_t BLOCKS = 16;	/* most of a cluster */
 constexpr uint32_t RUN = DCPG_MAX_SHARD / 8;	/* most keys of a block */
 constexpr uint32_t PAGES = 256;	/* page ids of a run kept there */
-constexpr uint32_t DEEP = 8;		/* scores of a thread, loaded at once */
+constexpr uint32_t GROUP = 128;	/* keys of a warp at a time, 4 of a lane */
+constexpr uint32_t STEP = WARPS * GROUP;	/* .. of all warps */
+constexpr uint32_t DEEP = 4;	/* such loads of a thread under way */
 
 /* What a block tells the others before they meet. */
 struct Tally {
@@ -79,12 +81,50 @@ edges(uint32_t ranks)
 	return ranks > 1 ? 4096 : 2048;
 }
 
-/* Two words for 32 keys of the run: who wins, who is at the boundary. Behind
- * them the local keys of the winners. */
-__device__ inline uint32_t *
-bits(Shared &s, const struct dcpg_select &g)
+/* The keys that a block owns, and where their scores are. */
+struct Run {
+	uint32_t first, n;
+	const float *score;	/* [n] */
+};
+
+/*
+ * A bit for every key of the run, of those that win and of those at the
+ * boundary; behind them the local keys of the winners. A warp takes four
+ * neighbours a lane and votes on the first of all lanes, the second, ..: key j
+ * has bit j % 128 / 4 of word j / 128 * 4 + j % 4.
+ */
+struct Marks {
+	uint32_t *win, *on, *won;
+};
+
+__device__ inline uint32_t
+words_of(uint32_t n)
 {
-	return at_shared<uint32_t>(smem_addr(s.edge) + edges(g.ranks) * 8);
+	return (n + GROUP - 1) / GROUP * 4;
+}
+
+__device__ inline Marks
+marks(Shared &s, const struct dcpg_select &g, const Run &run)
+{
+	Marks m;
+
+	m.win = at_shared<uint32_t>(smem_addr(s.edge) + edges(g.ranks) * 8);
+	m.on = m.win + words_of(run.n);
+	m.won = m.on + words_of(run.n);
+	return m;
+}
+
+/* The key of bit b of word i. */
+__device__ inline uint32_t
+key_of(uint32_t i, uint32_t b)
+{
+	return i / 4 * GROUP + b * 4 + i % 4;
+}
+
+__device__ inline void
+mark_key(const Marks &m, uint32_t j)
+{
+	atomicOr(m.win + j / GROUP * 4 + j % 4, 1u << j % GROUP / 4);
 }
 
 /* The boundary: keys from hi on win, and `need` of the in_bin between lo and
@@ -92,12 +132,6 @@ bits(Shared &s, const struct dcpg_select &g)
 struct Edge {
 	uint32_t need, in_bin;
 	uint32_t lo, hi;
-};
-
-/* The keys that a block owns, and where their scores are. */
-struct Run {
-	uint32_t first, n;
-	const float *score;	/* [n] */
 };
 
 /*
@@ -143,24 +177,26 @@ first_edge(Scan &s, Bins b, uint32_t k)
 
 /* --- one pass over the scores --------------------------------------------- */
 
+/* The scores from key i on, if there are any; in the order that is written. */
 __device__ inline void
-load_scores(float (&v)[DEEP], const Run &run, uint32_t i0)
+load_four(float (&v)[4], const Run &run, uint32_t i)
 {
-	const float *p = run.score + i0;
-
-#pragma unroll
-	for (uint32_t u = 0; u < DEEP; u++)
-		v[u] = i0 + u * THREADS < run.n ? p[u * THREADS] : 0.0f;
+	asm volatile("{\n"
+	    ".reg .pred p;\n"
+	    "setp.lt.u32 p, %4, %5;\n"
+	    "@p ld.global.v4.f32 {%0, %1, %2, %3}, [%6];\n"
+	    "}\n" : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
+	    : "r"(i), "r"(run.n), "l"(run.score + i) : "memory");
 }
 
 /*
- * A bit for every key that wins by its digit alone, and one for every boundary
- * key when only some of them win. A warp takes 32 neighbours at a time; scores
- * compare as their keys do, but for NaN.
+ * A key wins by its digit alone, or is at the boundary when only some of those
+ * win. Scores compare as their keys do, but for NaN.
  */
 struct Cut {
 	float least, low;	/* of those that win, of the boundary's */
-	bool nan_wins, nan_on;
+	float nan;		/* in place of NaN, where it is there */
+	bool nan_wins;
 };
 
 __device__ inline Cut
@@ -168,71 +204,76 @@ cut_at(const Edge &e)
 {
 	bool part = e.need < e.in_bin, nan = e.lo == 0;
 	Cut c = { key_score(part ? e.hi : e.lo), part ? key_score(e.lo) : NAN,
-	    nan && !part, nan && part };
+	    nan ? -INFINITY : NAN, nan && !part };
 
 	/* Computed here, not at every use. */
-	asm volatile("" : "+f"(c.least), "+f"(c.low));
+	asm volatile("" : "+f"(c.least), "+f"(c.low), "+f"(c.nan));
 	return c;
 }
 
-/* Of the scores v, which begin at the thread's key i0. */
+/* Words of the warp's keys from i on, of which a lane has four. */
 __device__ inline void
-split_some(uint32_t *bits, const Run &run, const Cut &c,
-    const float (&v)[DEEP], uint32_t i0)
+split_group(const Marks &m, const Run &run, const Cut &c, const float (&v)[4],
+    uint32_t i)
 {
-	uint2 *to = (uint2 *)bits + i0 / 32;
+	uint32_t w[4], b[4];
 
 #pragma unroll
-	for (uint32_t u = 0; u < DEEP; u++) {
-		bool in = i0 + u * THREADS < run.n;
-		bool win = v[u] >= c.least || c.nan_wins;
-		bool on = v[u] >= c.low || c.nan_on;
-		uint32_t w = __ballot_sync(~0u, in && win);
-		uint32_t b = __ballot_sync(~0u, in && on);
+	for (uint32_t t = 0; t < 4; t++) {
+		w[t] = __ballot_sync(~0u, v[t] >= c.least || c.nan_wins);
+		b[t] = __ballot_sync(~0u, fmaxf(v[t], c.nan) >= c.low) & ~w[t];
+	}
+	if (i + GROUP > run.n)
+#pragma unroll
+		for (uint32_t t = 0; t < 4; t++) {
+			uint32_t lanes = (run.n - i + 3 - t) / 4;
+			uint32_t in = lanes < 32 ? (1u << lanes) - 1 : ~0u;
 
-		if (threadIdx.x % 32 == 0 && in)
-			to[u * WARPS] = make_uint2(w, b & ~w);
+			w[t] &= in;
+			b[t] &= in;
+		}
+	if (threadIdx.x % 32 == 0) {
+		*(uint4 *)(m.win + i / 32) = make_uint4(w[0], w[1], w[2], w[3]);
+		*(uint4 *)(m.on + i / 32) = make_uint4(b[0], b[1], b[2], b[3]);
 	}
 }
 
-/* Of the run; v and w: the first two loads. While one is worked on, the other
- * is under way. */
+/* Of the run; v: its first loads. Each is begun as soon as its place is free. */
 __device__ inline void
-split(uint32_t *bits, const Run &run, const Edge &e, float (&v)[DEEP],
-    float (&w)[DEEP])
+split(const Marks &m, const Run &run, const Edge &e, float (&v)[DEEP][4])
 {
-	constexpr uint32_t STEP = THREADS * DEEP;
+	uint32_t lane = threadIdx.x % 32;
 	Cut c = cut_at(e);
 
 #pragma unroll 1
-	for (uint32_t i0 = threadIdx.x; i0 - threadIdx.x % 32 < run.n;
-	    i0 += 2 * STEP) {
-		split_some(bits, run, c, v, i0);
-		load_scores(v, run, i0 + 2 * STEP);
-		split_some(bits, run, c, w, i0 + STEP);
-		load_scores(w, run, i0 + 3 * STEP);
-	}
+	for (uint32_t i = threadIdx.x / 32 * GROUP; i < run.n; i += DEEP * STEP)
+#pragma unroll
+		for (uint32_t u = 0; u < DEEP; u++) {
+			uint32_t at = i + u * STEP;
+
+			if (at >= run.n)
+				break;
+			split_group(m, run, c, v[u], at);
+			load_four(v[u], run, at + DEEP * STEP + lane * 4);
+		}
 	__syncthreads();
 }
 
 /* Counts the winners, and puts the boundary's keys into the block's part of
  * s.edge, which has room for so many. */
 __device__ inline void
-collect(Shared &s, const struct dcpg_select &g, const Run &run, uint32_t room)
+collect(Shared &s, const Marks &m, const Run &run, uint32_t room)
 {
 	struct Tally *mine = &s.tally[blockIdx.x];
 	uint64_t *edge = s.edge + blockIdx.x * room;
-	uint32_t words = (run.n + 31) / 32, sure = 0;
-	const uint2 *bit = (const uint2 *)bits(s, g);
+	uint32_t words = words_of(run.n), sure = 0;
 
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < words; i += THREADS) {
-		uint2 x = bit[i];
-
-		sure += __popc(x.x);
+		sure += __popc(m.win[i]);
 #pragma unroll 1
-		for (uint32_t b = x.y; b != 0; b &= b - 1) {
-			uint32_t j = i * 32 + __ffs(b) - 1;
+		for (uint32_t b = m.on[i]; b != 0; b &= b - 1) {
+			uint32_t j = key_of(i, __ffs(b) - 1);
 			uint32_t at = atomicAdd(&mine->edges, 1);
 
 			if (at < room)
@@ -327,18 +368,16 @@ send_window(const struct dcpg_select &g, const struct dcpg_window &w)
 /* Counts the winners; puts the keys in the window to where ranks take them. The
  * histogram has said how many all blocks will find. */
 __device__ inline void
-offer(Shared &s, const struct dcpg_select &g, const Run &run, bool put)
+offer(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
+    bool put)
 {
-	uint32_t words = (run.n + 31) / 32, sure = 0, n = 0, at;
+	uint32_t words = words_of(run.n), sure = 0, n = 0, at;
 	size_t row = blockIdx.y;
-	const uint2 *bit = (const uint2 *)bits(s, g);
 
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < words; i += THREADS) {
-		uint2 x = bit[i];
-
-		sure += __popc(x.x);
-		n += __popc(x.y);
+		sure += __popc(m.win[i]);
+		n += __popc(m.on[i]);
 	}
 	sure = __reduce_add_sync(~0u, sure);
 	if (threadIdx.x % 32 == 0 && sure != 0)
@@ -351,8 +390,8 @@ offer(Shared &s, const struct dcpg_select &g, const Run &run, bool put)
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x; put && i < words; i += THREADS)
 #pragma unroll 1
-		for (uint32_t b = bit[i].y; b != 0; b &= b - 1, at++) {
-			uint32_t j = i * 32 + __ffs(b) - 1;
+		for (uint32_t b = m.on[i]; b != 0; b &= b - 1, at++) {
+			uint32_t j = key_of(i, __ffs(b) - 1);
 			uint64_t c = composite(score_key(run.score[j]),
 			    (run.first + j) * g.ranks + g.rank);
 
@@ -540,8 +579,8 @@ narrow(Shared &s, const Share &m, Search &q)
 /* Bits for those of the boundary's keys that win; how many of this rank's win
  * before the run. */
 __device__ inline uint32_t
-mark(Shared &s, const struct dcpg_select &g, const Run &run, const Share &m,
-    uint64_t from)
+mark(const Marks &bits, const struct dcpg_select &g, const Run &run,
+    const Share &m, uint64_t from)
 {
 	uint32_t before = 0, lg = __ffs(g.ranks) - 1;
 
@@ -555,7 +594,7 @@ mark(Shared &s, const struct dcpg_select &g, const Run &run, const Share &m,
 		before += j < run.first;
 		j -= run.first;
 		if (j < run.n)
-			atomicOr(bits(s, g) + j / 32 * 2, 1u << j % 32);
+			mark_key(bits, j);
 	}
 	__syncthreads();
 	return before;
@@ -622,20 +661,21 @@ narrow_long(Shared &s, const struct dcpg_select &g, const Run &run, Search &q,
 
 /* All bits anew; how many keys win before the run. */
 __device__ inline uint32_t
-mark_long(Shared &s, const struct dcpg_select &g, const Run &run,
-    uint64_t from, uint32_t &phase)
+mark_long(Shared &s, const struct dcpg_select &g, const Marks &m,
+    const Run &run, uint64_t from, uint32_t &phase)
 {
-	uint32_t lane = threadIdx.x % 32, n = 0, before = 0;
+	uint32_t words = words_of(run.n), n = 0, before = 0;
 
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i - lane < run.n; i += THREADS) {
-		bool win = i < run.n && composite(score_key(run.score[i]),
-		    (run.first + i) * g.ranks + g.rank) >= from;
+	for (uint32_t i = threadIdx.x / 32; i < words; i += WARPS) {
+		uint32_t j = key_of(i, threadIdx.x % 32);
+		bool win = j < run.n && composite(score_key(run.score[j]),
+		    (run.first + j) * g.ranks + g.rank) >= from;
 		uint32_t w = __ballot_sync(~0u, win);
 
 		n += win;
-		if (lane == 0)
-			bits(s, g)[i / 32 * 2] = w;
+		if (threadIdx.x % 32 == 0)
+			m.win[i] = w;
 	}
 	n = block_sum(n, s.scan.warp);
 	if (threadIdx.x == THREADS - 1)
@@ -653,13 +693,35 @@ mark_long(Shared &s, const struct dcpg_select &g, const Run &run,
 
 /* --- the list ------------------------------------------------------------- */
 
+/* Bit k of the low 8 to bit 4 k. */
+__device__ inline uint32_t
+spread(uint32_t x)
+{
+	x &= 0xff;
+	x = (x | x << 12) & 0x000f000f;
+	x = (x | x << 6) & 0x03030303;
+	return (x | x << 3) & 0x11111111;
+}
+
+/* Who wins of the keys 32 i .. 32 i + 31, in their order. */
+__device__ inline uint32_t
+in_order(const Marks &m, uint32_t i)
+{
+	uint4 x = *(const uint4 *)(m.win + i / 4 * 4);
+	uint32_t at = i % 4 * 8;
+
+	return spread(x.x >> at) | spread(x.y >> at) << 1 |
+	    spread(x.z >> at) << 2 | spread(x.w >> at) << 3;
+}
+
 /*
  * The bits become rows, from list[base + the sum of `before`] on. A thread
- * takes neighbouring words, so the list is ascending; pages are looked up when
- * all winners are known, by all threads at once.
+ * takes 32 neighbouring keys, or several such, so the list is ascending (their
+ * bits in order take the place of the boundary's); pages are looked up when all
+ * winners are known, by all threads at once.
  */
 __device__ inline void
-emit(Shared &s, const struct dcpg_select &g, const Run &run,
+emit(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
     const uint32_t *table, uint32_t base, uint32_t before)
 {
 	uint32_t row = blockIdx.y, words = (run.n + 31) / 32, n = 0, at;
@@ -668,11 +730,14 @@ emit(Shared &s, const struct dcpg_select &g, const Run &run,
 	uint32_t end = min(words, first + per);
 	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
 	uint32_t *list = g.list + (size_t)row * g.list_stride;
-	uint32_t *bit = bits(s, g), *won = bit + 2 * words;
 
 #pragma unroll 1
-	for (uint32_t i = first; i < end; i++)
-		n += __popc(bit[2 * i]);
+	for (uint32_t i = first; i < end; i++) {
+		uint32_t x = in_order(m, i);
+
+		m.on[i] = x;
+		n += __popc(x);
+	}
 	/* Both sums are at most DCPG_MAX_K. */
 	at = block_sum(n | before << 16, s.scan.warp);
 	if (threadIdx.x == THREADS - 1)
@@ -681,14 +746,14 @@ emit(Shared &s, const struct dcpg_select &g, const Run &run,
 #pragma unroll 1
 	for (uint32_t i = first; i < end; i++)
 #pragma unroll 1
-		for (uint32_t b = bit[2 * i]; b != 0; b &= b - 1)
-			won[at++] = run.first + i * 32 + __ffs(b) - 1;
+		for (uint32_t b = m.on[i]; b != 0; b &= b - 1)
+			m.won[at++] = run.first + i * 32 + __ffs(b) - 1;
 	__syncthreads();
 	n = s.total[0] & 0xffff;
 	base += s.total[0] >> 16;
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-		uint32_t j = won[i];
+		uint32_t j = m.won[i];
 
 		list[base + i] = table == NULL ? j :
 		    (table[j >> lg] << lg) + (j & low);
@@ -701,8 +766,10 @@ __device__ inline Run
 my_run(const struct dcpg_select &g)
 {
 	uint32_t len = g.len[blockIdx.y];
-	uint32_t per = ((len + gridDim.x - 1) / gridDim.x + 31) & ~31u;
+	uint32_t per = (len + gridDim.x - 1) / gridDim.x;
 	Run run;
+
+	per = (per + GROUP - 1) / GROUP * GROUP;
 
 	run.first = min(len, blockIdx.x * per);
 	run.n = min(len, run.first + per) - run.first;
@@ -733,8 +800,8 @@ my_pages(Shared &s, const struct dcpg_select &g, const Run &run)
  * completed. How many keys win before the run, in all and beside those as far
  * as this thread knows. */
 __device__ inline uint2
-settle(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e,
-    uint32_t room, uint32_t &phase)
+settle(Shared &s, const struct dcpg_select &g, const Marks &bits,
+    const Run &run, const Edge &e, uint32_t room, uint32_t &phase)
 {
 	uint32_t lane = threadIdx.x % 32;
 	Tally t = s.tally[lane % 16];	/* 0 where there is no block */
@@ -749,13 +816,14 @@ settle(Shared &s, const struct dcpg_select &g, const Run &run, const Edge &e,
 		if (q.lo < q.hi)
 			narrow(s, m, q);
 		if (q.lo >= q.least && q.lo < q.below)
-			return make_uint2(base, mark(s, g, run, m, q.lo));
+			return make_uint2(base, mark(bits, g, run, m,
+			    q.lo));
 	}
 	if (g.ranks > 1)
 		q = (Search){ 0, ~0ull, g.k, 0, 0, ~0ull };
 	if (g.ranks == 1 || g.total[blockIdx.y] > g.k)
 		narrow_long(s, g, run, q, phase);
-	return make_uint2(mark_long(s, g, run, q.lo, phase), 0);
+	return make_uint2(mark_long(s, g, bits, run, q.lo, phase), 0);
 }
 
 enum { OFFER = 1, TAKE = 2 };	/* what a launch does, of D > 1 ranks */
@@ -774,8 +842,9 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 	Shared &s = *at_shared<Shared>(smem_addr(mem));
 	uint32_t row = blockIdx.y, phase = 0, room;
 	const uint32_t *hist = g.hist + (size_t)row * DCPG_BINS, *table;
-	float v[DEEP], next[DEEP];
+	float v[DEEP][4] = {};
 	uint2 before;
+	Marks m;
 	Edge e;
 	Run run;
 
@@ -790,15 +859,17 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 	/* Lengths and pages are older than the kernel before this one. */
 	run = my_run(g);
+	m = marks(s, g, run);
 	table = my_pages(s, g, run);
 	launch_wait();
 	launch_next();
-	load_scores(v, run, threadIdx.x);
-	load_scores(next, run, threadIdx.x + THREADS * DEEP);
+#pragma unroll
+	for (uint32_t u = 0; u < DEEP; u++)
+		load_four(v[u], run, u * STEP + threadIdx.x * 4);
 	if (!RANKS) {
 		e = first_edge(s.scan, my_bins(hist), g.k);
-		split(bits(s, g), run, e, v, next);
-		collect(s, g, run, room);
+		split(m, run, e, v);
+		collect(s, m, run, room);
 	} else {
 		struct dcpg_window w = find_window(s.scan, hist, g.len[row],
 		    to.few, to.many);
@@ -806,8 +877,8 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 		if (to.what & OFFER)
 			send_window(g, w);
 		e = (Edge){ 0, 1, w.lo, w.hi };
-		split(bits(s, g), run, e, v, next);
-		offer(s, g, run, (to.what & OFFER) != 0 && w.n <= g.cap);
+		split(m, run, e, v);
+		offer(s, g, m, run, (to.what & OFFER) != 0 && w.n <= g.cap);
 		if ((to.what & TAKE) == 0)
 			return;
 		take_offers(s, g, room);
@@ -815,8 +886,8 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 	exchange(s, room, phase);
 	if (RANKS)
 		offers_done(g);
-	before = settle(s, g, run, e, room, phase);
-	emit(s, g, run, table, before.x, before.y);
+	before = settle(s, g, m, run, e, room, phase);
+	emit(s, g, m, run, table, before.x, before.y);
 	/* All blocks have read the histogram: they have met. */
 	if (g.clear != NULL)
 #pragma unroll 1
@@ -837,7 +908,8 @@ valid(const struct dcpg_select *a)
 	return a->rows > 0 && a->rows <= 65535 && a->k > 0 &&
 	    a->k <= DCPG_MAX_K &&
 	    a->k <= a->list_stride && a->max_len > 0 &&
-	    a->max_len <= a->stride && a->max_len <= DCPG_MAX_SHARD &&
+	    a->max_len <= a->stride && a->stride % 4 == 0 &&
+	    a->max_len <= DCPG_MAX_SHARD &&
 	    power_of_2(a->page_rows) && a->page_rows <= 64 &&
 	    power_of_2(a->ranks) && a->rank < a->ranks && (a->ranks == 1 ||
 	    (a->offered != NULL && a->total != NULL &&
@@ -848,8 +920,9 @@ valid(const struct dcpg_select *a)
 size_t
 shared_size(const struct dcpg_select *a, uint32_t blocks)
 {
-	uint32_t per = ((a->max_len + blocks - 1) / blocks + 31) & ~31u;
+	uint32_t per = (a->max_len + blocks - 1) / blocks;
 
+	per = (per + GROUP - 1) / GROUP * GROUP;
 	return sizeof(Shared) + edges(a->ranks) * 8 + per / 4 + (per < a->k ?
 	    per : a->k) * 4;
 }

@@ -360,7 +360,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 		order.push_back(i);
 	for (uint32_t r = 0; r < rows; r++) {
 		at.push_back(r * pages);
-		len.push_back(r == 0 ? max : 1 + g.below(max));
+		len.push_back(r == 0 ? max : g.below(max + 1));
 		for (uint32_t i = pool - 1; i > 0; i--)
 			std::swap(order[i], order[g.below(i + 1)]);
 		for (uint32_t i = 0; i < pages; i++)
@@ -413,7 +413,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 	});
 	double worst = 0;
 	for (uint32_t r = 0; r < rows; r++)
-		if (!(sqrt(err[r] / norm[r]) <= worst))
+		if (len[r] > 0 && !(sqrt(err[r] / norm[r]) <= worst))
 			worst = sqrt(err[r] / norm[r]);
 	char what[160];
 	snprintf(what, sizeof what, "index score rows=%u H=%u max=%u D=%u: rel "
@@ -750,6 +750,9 @@ index_tests(void)
 	if (!brief) {
 		CASE(score_case(1, 64, 131072, 1, salt));
 		CASE(score_case(40, 32, 2049, 8, salt));
+		/* more rows than a warp looks at together */
+		CASE(score_case(133, 16, 700, 1, salt));
+		CASE(score_case(700, 8, 130, 4, salt));
 	}
 	for (uint32_t L : lens)
 		for (uint32_t k : ks)
@@ -781,6 +784,12 @@ index_tests(void)
 		CASE(select_case(2, 600001, 2048, 2, 0, 1024, salt));
 	}
 	CASE(select_case(130, 3000, 512, 1, 0, 4096, salt));
+	for (int kind = 0; kind < KINDS && !brief; kind++) {
+		CASE(select_case(32, 8192, 2048, 1, kind, 4096, salt));
+		CASE(select_case(70, 8192, 2048, 1, kind, 4096, salt));
+		CASE(select_case(132, 8200, 2048, 1, kind, 4096, salt));
+		CASE(select_case(600, 4000, 1024, 2, kind, 4096, salt));
+	}
 	CASE(select_case(40, 40000, 2048, 4, 0, 4096, salt));
 	select_alone();
 }
