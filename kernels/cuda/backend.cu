@@ -270,7 +270,6 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		    prefill_share(c), DCPG_SLICE)) * DCPG_BINS, uint32_t);
 		if (c->D > 1) {
 			r->offer = TAKE(c->D * n * DCPG_OFFER_CAP, uint64_t);
-			r->offer_n = TAKE(n, uint32_t);
 			r->window = TAKE(c->D * n, struct dcpg_window);
 		}
 	}

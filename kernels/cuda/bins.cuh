@@ -17,9 +17,14 @@ namespace {
 constexpr uint32_t THREADS = 256, WARPS = THREADS / 32;
 constexpr uint32_t EACH = DCPG_BINS / THREADS;	/* bins of a thread */
 
+struct Bin {
+	uint32_t bin, need, in_bin;
+};
+
 struct Scan {
 	uint32_t warp[WARPS];
 	uint32_t bin, need, in_bin;	/* what find_bin found */
+	Bin two[2];			/* .. find_bins */
 };
 
 /* Inclusive sum over the block's threads, in thread order. A barrier must lie
@@ -76,6 +81,35 @@ my_bins(const uint32_t *hist)
 	return b;
 }
 
+/* The bin of this thread's where the sum, `above` before it, reaches need. */
+__device__ inline Bin
+reach(const Bins &b, uint32_t above, uint32_t need)
+{
+	Bin at = { 0, 0, 0 };
+
+#pragma unroll
+	for (int i = EACH - 1; i >= 0; i--) {
+		if (above < need) {
+			at.bin = DCPG_BINS - EACH * (1 + threadIdx.x) + i;
+			at.need = need - above;
+			at.in_bin = b.n[i];
+		}
+		above += b.n[i];
+	}
+	return at;
+}
+
+__device__ inline uint32_t
+sum_of(const Bins &b)
+{
+	uint32_t mine = 0;
+
+#pragma unroll
+	for (uint32_t i = 0; i < EACH; i++)
+		mine += b.n[i];
+	return mine;
+}
+
 /*
  * The bin where the counts, summed from the highest bin down, reach need; how
  * many of it are needed and how many it holds: 0 if all bins hold fewer.
@@ -84,29 +118,17 @@ __device__ __noinline__ void
 find_bin_at(uint32_t scan, Bins b, uint32_t need)
 {
 	Scan &s = *at_shared<Scan>(scan);
-	uint32_t mine = 0, sum;
+	uint32_t mine = sum_of(b), sum;
 
-#pragma unroll
-	for (uint32_t i = 0; i < EACH; i++)
-		mine += b.n[i];
 	if (threadIdx.x == 0)
 		s.in_bin = 0;
 	sum = sum_inline(mine, s.warp);
 	if (sum >= need && sum - mine < need) {
-		uint32_t above = sum - mine, bin = 0, rest = 0, in = 0;
+		Bin at = reach(b, sum - mine, need);
 
-#pragma unroll
-		for (int i = EACH - 1; i >= 0; i--) {
-			if (above < need) {
-				bin = DCPG_BINS - EACH * (1 + threadIdx.x) + i;
-				rest = need - above;
-				in = b.n[i];
-			}
-			above += b.n[i];
-		}
-		s.bin = bin;
-		s.need = rest;
-		s.in_bin = in;
+		s.bin = at.bin;
+		s.need = at.need;
+		s.in_bin = at.in_bin;
 	}
 	__syncthreads();
 }
@@ -115,6 +137,22 @@ __device__ inline void
 find_bin(Scan &s, Bins b, uint32_t need)
 {
 	find_bin_at(smem_addr(&s), b, need);
+}
+
+/* The same for two numbers at once. */
+__device__ inline void
+find_bins(Scan &s, const Bins &b, uint32_t need0, uint32_t need1)
+{
+	uint32_t mine = sum_of(b), sum;
+
+	if (threadIdx.x < 2)
+		s.two[threadIdx.x].in_bin = 0;
+	sum = sum_inline(mine, s.warp);
+	if (sum >= need0 && sum - mine < need0)
+		s.two[0] = reach(b, sum - mine, need0);
+	if (sum >= need1 && sum - mine < need1)
+		s.two[1] = reach(b, sum - mine, need1);
+	__syncthreads();
 }
 
 }	/* namespace */

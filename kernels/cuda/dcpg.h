@@ -320,20 +320,25 @@ int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
  * D > 1: a rank offers those of its keys that are near the boundary, and takes
  * what all offered. Where that does not do, it reads all ranks' scores. With
  * `peer` dcpg_select does both: offers go to[e], into rank e's memory, and come
- * from[e], in this rank's; a key, or lo and hi of a window, that is not there
- * yet is DCPG_NO_OFFER, so they must all be before the first call, and are
- * after each. Ranks must meet between two calls. With events two calls:
+ * from[e], in this rank's; a key, or the word of a window, that is not there yet
+ * is DCPG_NO_OFFER, so they must all be before the first call (and `scores` 2^32 -
+ * 1), and are after each. Ranks must meet between two calls. With events two calls:
  * dcpg_select_offer (to of the rank itself alone), then, when the ranks have
  * met, dcpg_select (from[e] is where rank e put them).
  *
  * `table`, `table_at` and `len` are older than the kernel before: read early.
  */
 struct dcpg_window {	/* of a rank's row: what it offers */
-	uint32_t lo, hi;	/* keys (digit.cuh) lo <= key < hi */
-	uint32_t above, n;	/* how many are above, and in it */
+	uint64_t word;		/* see select.cu */
+	uint32_t scores;	/* meetings its rank had begun when its scores
+				   were there for all */
+	uint32_t unused;
 };
 
 #define DCPG_NO_OFFER UINT64_C(0xffffffffffffffff)	/* no key has it */
+
+/* How many keys lie in a window: cap or fewer are offered, of more none. */
+#define DCPG_WINDOW_N(word) ((uint32_t)((word) >> 37))
 
 struct dcpg_select {
 	const float *score;	/* [rows][stride] */
@@ -348,7 +353,6 @@ struct dcpg_select {
 				   the histogram to which they add, or NULL */
 	/* D > 1; arrays by rank of the group */
 	uint32_t cap;		/* keys that an offer holds */
-	uint32_t *offered;	/* [rows], this rank's, 0 before and after */
 	const uint32_t *total;	/* [rows]: keys of all ranks together */
 	const float *scores[DCPK_MAX_RANKS];	/* [rows][stride], its own */
 	uint64_t *to[DCPK_MAX_RANKS], *from[DCPK_MAX_RANKS]; /* [rows][cap] */

@@ -120,7 +120,6 @@ struct dcpg_rank {
 	 * with events, of this one (its dr); see dcpg_select. */
 	uint64_t *offer;		/* [D][max_rows][cap] */
 	struct dcpg_window *window;	/* [D][max_rows] */
-	uint32_t *offer_n;		/* [max_rows] own, 0 between uses */
 	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers; by
 				   slot (dcpg_select_deal) */
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */

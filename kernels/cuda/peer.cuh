@@ -28,6 +28,13 @@ peer_word(const struct dcpg_peer &p, uint32_t which)
 	return p.flags[p.self] + (p.world + which) * PEER_STEP;
 }
 
+/* The last meeting that peer `who` has reached. */
+__device__ inline const uint32_t *
+peer_flag(const struct dcpg_peer &p, uint32_t who)
+{
+	return p.flags[p.self] + who * PEER_STEP;
+}
+
 __device__ inline void
 peer_release(uint32_t *p, uint32_t v)
 {
@@ -66,11 +73,12 @@ peer_give_up(const struct dcpg_peer &p, uint32_t who, uint32_t at)
 	*(volatile uint32_t *)&p.stuck->set = 1;
 }
 
-/* Wait for peer `who` at meeting `at`, unless one was lost before. */
+/* Wait until `flag`, which peer `who` writes, is at `at`, unless one was lost
+ * before. */
 __device__ inline void
-peer_await(const struct dcpg_peer &p, uint32_t who, uint32_t at)
+peer_await(const struct dcpg_peer &p, uint32_t who, const uint32_t *flag,
+    uint32_t at)
 {
-	const uint32_t *flag = p.flags[p.self] + who * PEER_STEP;
 	uint64_t t0;
 
 	if ((int32_t)(peer_acquire(flag) - at) >= 0 ||
@@ -84,28 +92,36 @@ peer_await(const struct dcpg_peer &p, uint32_t who, uint32_t at)
 		}
 }
 
-/* A word for a peer; who sees it by peer_take sees all that came before. */
+/* A word for a peer that says all by itself: nothing is ordered by it. */
 __device__ inline void
 peer_put(uint64_t *p, uint64_t v)
 {
-	asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) :
+	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) :
 	    "memory");
 }
 
+__device__ inline uint64_t
+peer_get(const uint64_t *p)
+{
+	uint64_t v;
+
+	asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) :
+	    "memory");
+	return v;
+}
+
 /*
- * A word that peer `who` writes where DCPG_NO_OFFER stands; that is what comes
- * back if it does not. No world: it is there.
+ * A word that peer `who` puts where DCPG_NO_OFFER stands, of which v is what was
+ * there when last looked; DCPG_NO_OFFER comes back if it does not. No world: it
+ * is there.
  */
 __device__ inline uint64_t
-peer_take(const struct dcpg_peer &p, uint32_t who, const uint64_t *at)
+peer_take(const struct dcpg_peer &p, uint32_t who, const uint64_t *at,
+    uint64_t v)
 {
-	uint64_t v, t0 = 0;
+	uint64_t t0 = 0;
 
-	for (;;) {
-		asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) :
-		    "l"(at) : "memory");
-		if (v != DCPG_NO_OFFER || p.world == 0)
-			return v;
+	for (; v == DCPG_NO_OFFER && p.world != 0; v = peer_get(at)) {
 		if (*(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
 			return v;
 		if (t0 == 0)
@@ -116,6 +132,7 @@ peer_take(const struct dcpg_peer &p, uint32_t who, const uint64_t *at)
 			return v;
 		}
 	}
+	return v;
 }
 
 /* By the whole of one block of at least `world` threads, once a meeting. */
@@ -131,7 +148,7 @@ meet(const struct dcpg_peer &p)
 	if (t >= p.world || t == p.self)
 		return;
 	peer_release(p.flags[t] + p.self * PEER_STEP, at);
-	peer_await(p, t, at);
+	peer_await(p, t, peer_flag(p, t), at);
 }
 
 __device__ inline void
@@ -145,7 +162,7 @@ meet_in(const struct dcpg_peer &p, bool first_block)
 		at = *(volatile uint32_t *)peer_word(p, PEER_BEGUN) + 1;
 		if (first_block)
 			peer_release(p.flags[t] + p.self * PEER_STEP, at);
-		peer_await(p, t, at);
+		peer_await(p, t, peer_flag(p, t), at);
 	}
 	__syncthreads();
 }

@@ -16,17 +16,20 @@
  * win, and the offers of all ranks are the boundary keys. The last winner is
  * right if it lies in the windows of all.
  *
- * Where ranks meet by flags, offers need none: they are written into the memory
- * of each rank of the group, to places that hold DCPG_NO_OFFER, and a row's
- * cluster waits for its own row's window (of which lo and hi are such a word)
- * and for as many keys as it announces. Who takes a word puts DCPG_NO_OFFER
- * back; what another rank writes there next is behind attention's meeting. A
- * cluster offers before it waits, and clusters start in order of their rows on
- * every rank, so the first row that is not done can always be. With events,
- * offers stay where they are made, and a launch of its own takes them.
- *
  * Where it does not, or boundary keys do not fit (many equal scores), keys are
  * counted where they are, by all blocks together.
+ *
+ * Where ranks meet by flags, offers need none: they are written into the memory
+ * of each rank of the group, to places that hold DCPG_NO_OFFER, and a row's
+ * cluster waits for its own row's window and for as many keys as it announces.
+ * Each of these is one word that says all by itself, so that no store waits for
+ * another; only who has to read a peer's scores waits for a flag that it stored
+ * behind them. Every block takes all offers, and when all have them, they put
+ * DCPG_NO_OFFER back; what another rank writes there next is behind attention's
+ * meeting. A cluster offers before it waits, and clusters start in order of
+ * their rows on every rank, so the first row that is not done can always be.
+ * With events, offers stay where they are made, and a launch of its own takes
+ * them.
  *
  * For few rows all is latency, of instructions one after the other: hence loops
  * that are not unrolled, barriers without fences, and blocks small enough to
@@ -40,427 +43,12 @@
 #include <errno.h>
 #include <math.h>
 
-#include "kernels/cuda/bins.cuh"
 #include "kernels/cuda/dcpg.h"
-#include "kernels/cuda/digit.cuh"
-#include "kernels/cuda/peer.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/offers.cuh"
+#include "kernels/cuda/select.cuh"
 
 namespace dcpg {
 namespace {
-
-constexpr uint32_t BLOCKS = 16;	/* most of a cluster */
-constexpr uint32_t RUN = DCPG_MAX_SHARD / 8;	/* most keys of a block */
-constexpr uint32_t PAGES = 256;	/* page ids of a run kept there */
-constexpr uint32_t GROUP = 128;	/* keys of a warp at a time, 4 of a lane */
-constexpr uint32_t STEP = WARPS * GROUP;	/* .. of all warps */
-constexpr uint32_t DEEP = 4;	/* such loads of a thread under way */
-
-/* What a block tells the others before they meet. */
-struct Tally {
-	uint32_t sure, edges;	/* winners by their digit; boundary keys */
-};
-
-struct Shared {
-	uint32_t hist[DCPG_BINS];
-	struct dcpg_window window[DCPK_MAX_RANKS];
-	struct Tally tally[16];
-	uint32_t total[16];	/* winners of every block, counted late */
-	uint32_t page[PAGES];
-	uint32_t offer;		/* where the block's offers begin */
-	uint64_t meet;
-	Scan scan;
-	alignas(16) uint64_t edge[];	/* a part for every block's, EDGES in
-				   all; behind them the bits */
-};
-
-/* Boundary keys of a row that are kept: four blocks an SM have room. */
-__host__ __device__ inline uint32_t
-edges(uint32_t ranks)
-{
-	return ranks > 1 ? 4096 : 2048;
-}
-
-/* The keys that a block owns, and where their scores are. */
-struct Run {
-	uint32_t first, n;
-	const float *score;	/* [n] */
-};
-
-/*
- * A bit for every key of the run, of those that win and of those at the
- * boundary; behind them the local keys of the winners. A warp takes four
- * neighbours a lane and votes on the first of all lanes, the second, ..: key j
- * has bit j % 128 / 4 of word j / 128 * 4 + j % 4.
- */
-struct Marks {
-	uint32_t *win, *on, *won;
-};
-
-__device__ inline uint32_t
-words_of(uint32_t n)
-{
-	return (n + GROUP - 1) / GROUP * 4;
-}
-
-__device__ inline Marks
-marks(Shared &s, const struct dcpg_select &g, const Run &run)
-{
-	Marks m;
-
-	m.win = at_shared<uint32_t>(smem_addr(s.edge) + edges(g.ranks) * 8);
-	m.on = m.win + words_of(run.n);
-	m.won = m.on + words_of(run.n);
-	return m;
-}
-
-/* The key of bit b of word i. */
-__device__ inline uint32_t
-key_of(uint32_t i, uint32_t b)
-{
-	return i / 4 * GROUP + b * 4 + i % 4;
-}
-
-__device__ inline void
-mark_key(const Marks &m, uint32_t j)
-{
-	atomicOr(m.win + j / GROUP * 4 + j % 4, 1u << j % GROUP / 4);
-}
-
-/* The boundary: keys from hi on win, and `need` of the in_bin between lo and
- * hi. */
-struct Edge {
-	uint32_t need, in_bin;
-	uint32_t lo, hi;
-};
-
-/*
- * All threads of the cluster have come here, and see what the others wrote into
- * shared memory before. One barrier in every block; once per phase. (The
- * cluster's own barrier would also wait for what is on its way to memory.)
- */
-__device__ inline void
-meet(Shared &s, uint32_t &phase)
-{
-	__syncthreads();
-	if (gridDim.x == 1)
-		return;
-	if (threadIdx.x < gridDim.x)
-		asm volatile("mbarrier.arrive.release.cluster.shared::cluster"
-		    ".b64 _, [%0];" :: "r"(cluster_map(smem_addr(&s.meet),
-		    threadIdx.x)) : "memory");
-	asm volatile("{\n"
-	    ".reg .pred p;\n"
-	    "again:\n"
-	    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
-	    "[%0], %1;\n"
-	    "@!p bra again;\n"
-	    "}\n" :: "r"(smem_addr(&s.meet)), "r"(phase) : "memory");
-	phase ^= 1;
-}
-
-/* The boundary as far as the first digit tells. Fewer than k keys: all win. */
-__device__ inline Edge
-first_edge(Scan &s, Bins b, uint32_t k)
-{
-	Edge e = { 0, 0, 0, 0 };
-
-	find_bin(s, b, k);
-	if (s.in_bin != 0) {
-		e.need = s.need;
-		e.in_bin = s.in_bin;
-		e.lo = digit_first_key(s.bin);
-		e.hi = digit_first_key(s.bin + 1);
-	}
-	return e;
-}
-
-/* --- one pass over the scores --------------------------------------------- */
-
-/* The scores from key i on, if there are any; in the order that is written. */
-__device__ inline void
-load_four(float (&v)[4], const Run &run, uint32_t i)
-{
-	asm volatile("{\n"
-	    ".reg .pred p;\n"
-	    "setp.lt.u32 p, %4, %5;\n"
-	    "@p ld.global.v4.f32 {%0, %1, %2, %3}, [%6];\n"
-	    "}\n" : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
-	    : "r"(i), "r"(run.n), "l"(run.score + i) : "memory");
-}
-
-/*
- * A key wins by its digit alone, or is at the boundary when only some of those
- * win. Scores compare as their keys do, but for NaN.
- */
-struct Cut {
-	float least, low;	/* of those that win, of the boundary's */
-	float nan;		/* in place of NaN, where it is there */
-	bool nan_wins;
-};
-
-__device__ inline Cut
-cut_at(const Edge &e)
-{
-	bool part = e.need < e.in_bin, nan = e.lo == 0;
-	Cut c = { key_score(part ? e.hi : e.lo), part ? key_score(e.lo) : NAN,
-	    nan ? -INFINITY : NAN, nan && !part };
-
-	/* Computed here, not at every use. */
-	asm volatile("" : "+f"(c.least), "+f"(c.low), "+f"(c.nan));
-	return c;
-}
-
-/* Words of the warp's keys from i on, of which a lane has four. */
-__device__ inline void
-split_group(const Marks &m, const Run &run, const Cut &c, const float (&v)[4],
-    uint32_t i)
-{
-	uint32_t w[4], b[4];
-
-#pragma unroll
-	for (uint32_t t = 0; t < 4; t++) {
-		w[t] = __ballot_sync(~0u, v[t] >= c.least || c.nan_wins);
-		b[t] = __ballot_sync(~0u, fmaxf(v[t], c.nan) >= c.low) & ~w[t];
-	}
-	if (i + GROUP > run.n)
-#pragma unroll
-		for (uint32_t t = 0; t < 4; t++) {
-			uint32_t lanes = (run.n - i + 3 - t) / 4;
-			uint32_t in = lanes < 32 ? (1u << lanes) - 1 : ~0u;
-
-			w[t] &= in;
-			b[t] &= in;
-		}
-	if (threadIdx.x % 32 == 0) {
-		*(uint4 *)(m.win + i / 32) = make_uint4(w[0], w[1], w[2], w[3]);
-		*(uint4 *)(m.on + i / 32) = make_uint4(b[0], b[1], b[2], b[3]);
-	}
-}
-
-/* Of the run; v: its first loads. Each is begun as soon as its place is free. */
-__device__ inline void
-split(const Marks &m, const Run &run, const Edge &e, float (&v)[DEEP][4])
-{
-	uint32_t lane = threadIdx.x % 32;
-	Cut c = cut_at(e);
-
-#pragma unroll 1
-	for (uint32_t i = threadIdx.x / 32 * GROUP; i < run.n; i += DEEP * STEP)
-#pragma unroll
-		for (uint32_t u = 0; u < DEEP; u++) {
-			uint32_t at = i + u * STEP;
-
-			if (at >= run.n)
-				break;
-			split_group(m, run, c, v[u], at);
-			load_four(v[u], run, at + DEEP * STEP + lane * 4);
-		}
-	__syncthreads();
-}
-
-/* Counts the winners, and puts the boundary's keys into the block's part of
- * s.edge, which has room for so many. */
-__device__ inline void
-collect(Shared &s, const Marks &m, const Run &run, uint32_t room)
-{
-	struct Tally *mine = &s.tally[blockIdx.x];
-	uint64_t *edge = s.edge + blockIdx.x * room;
-	uint32_t words = words_of(run.n), sure = 0;
-
-#pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < words; i += THREADS) {
-		sure += __popc(m.win[i]);
-#pragma unroll 1
-		for (uint32_t b = m.on[i]; b != 0; b &= b - 1) {
-			uint32_t j = key_of(i, __ffs(b) - 1);
-			uint32_t at = atomicAdd(&mine->edges, 1);
-
-			if (at < room)
-				edge[at] = composite(score_key(run.score[j]),
-				    run.first + j);
-		}
-	}
-	sure = __reduce_add_sync(~0u, sure);
-	if (threadIdx.x % 32 == 0 && sure != 0)
-		atomicAdd(&mine->sure, sure);
-	__syncthreads();
-}
-
-/*
- * What this block found, to all others, and what they found to this one. Stores
- * that count their bytes on the barrier where they arrive need no fence, which
- * would take longer than all of this.
- */
-__device__ inline void
-exchange(Shared &s, uint32_t room, uint32_t &phase)
-{
-	uint32_t blocks = gridDim.x, lg = __ffs(blocks) - 1;
-	uint32_t me = blockIdx.x, t = threadIdx.x, bar = smem_addr(&s.meet);
-	struct Tally *mine = &s.tally[me];
-	uint32_t n = min(mine->edges, room);
-
-	if (blocks == 1)
-		return;
-	if (t == me) {
-		mbar_arrive(bar);
-	} else if (t < blocks) {
-		cluster_expect(cluster_map(bar, t), 8 * (1 + n));
-		cluster_st64(cluster_map(smem_addr(mine), t),
-		    __uint_as_float(mine->sure), __uint_as_float(mine->edges),
-		    cluster_map(bar, t));
-	}
-#pragma unroll 1
-	for (uint32_t i = t; i < n << lg; i += THREADS) {
-		uint32_t r = i & (blocks - 1);
-		uint64_t *c = s.edge + me * room + (i >> lg);
-
-		if (r != me)
-			cluster_st64(cluster_map(smem_addr(c), r),
-			    __uint_as_float((uint32_t)*c),
-			    __uint_as_float((uint32_t)(*c >> 32)),
-			    cluster_map(bar, r));
-	}
-	mbar_wait(bar, phase);
-	phase ^= 1;
-}
-
-/* --- ranks: what one offers, and what all did ----------------------------- */
-
-/* The window around a rank's k/D-th best: not more than `few` of its keys stand
- * above it, and at least `many` above its end. */
-__device__ inline struct dcpg_window
-find_window(Scan &s, const uint32_t *hist, uint32_t len, uint32_t few,
-    uint32_t many)
-{
-	struct dcpg_window w = { 0, ~0u, 0, len };
-	Bins b = my_bins(hist);
-
-	find_bin(s, b, few + 1);
-	if (few > 0 && s.in_bin != 0) {
-		w.hi = digit_first_key(s.bin + 1);
-		w.above = few + 1 - s.need;
-	}
-	__syncthreads();
-	find_bin(s, b, many);
-	if (s.in_bin != 0) {
-		w.lo = digit_first_key(s.bin);
-		w.n = many - s.need + s.in_bin;
-	}
-	w.n -= w.above;
-	return w;
-}
-
-/* To rank threadIdx.x. Its scores are there for whoever sees the window. */
-__device__ inline void
-send_window(const struct dcpg_select &g, const struct dcpg_window &w)
-{
-	uint32_t e = threadIdx.x;
-	struct dcpg_window *to = e < g.ranks ? g.to_window[e] : NULL;
-
-	if (blockIdx.x != 0 || to == NULL)
-		return;
-	to[blockIdx.y].above = w.above;
-	to[blockIdx.y].n = w.n;
-	peer_put((uint64_t *)&to[blockIdx.y].lo, (uint64_t)w.hi << 32 | w.lo);
-}
-
-/* Counts the winners; puts the keys in the window to where ranks take them. The
- * histogram has said how many all blocks will find. */
-__device__ inline void
-offer(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
-    bool put)
-{
-	uint32_t words = words_of(run.n), sure = 0, n = 0, at;
-	size_t row = blockIdx.y;
-
-#pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < words; i += THREADS) {
-		sure += __popc(m.win[i]);
-		n += __popc(m.on[i]);
-	}
-	sure = __reduce_add_sync(~0u, sure);
-	if (threadIdx.x % 32 == 0 && sure != 0)
-		atomicAdd(&s.tally[blockIdx.x].sure, sure);
-	at = block_sum(n, s.scan.warp);
-	if (threadIdx.x == THREADS - 1)
-		s.offer = put && at > 0 ? atomicAdd(&g.offered[row], at) : 0;
-	__syncthreads();
-	at += s.offer - n;
-#pragma unroll 1
-	for (uint32_t i = threadIdx.x; put && i < words; i += THREADS)
-#pragma unroll 1
-		for (uint32_t b = m.on[i]; b != 0; b &= b - 1, at++) {
-			uint32_t j = key_of(i, __ffs(b) - 1);
-			uint64_t c = composite(score_key(run.score[j]),
-			    (run.first + j) * g.ranks + g.rank);
-
-#pragma unroll 1
-			for (uint32_t e = 0; at < g.cap && e < g.ranks; e++)
-				if (g.to[e] != NULL)
-					g.to[e][row * g.cap + at] = c;
-		}
-}
-
-/* What the ranks offered: this block's share, to its part of s.edge. */
-__device__ inline void
-take_offers(Shared &s, const struct dcpg_select &g, uint32_t room)
-{
-	uint32_t row = blockIdx.y, all = 0, per, i, end;
-	uint32_t first = g.peer.self - g.rank;	/* of the group */
-
-	if (threadIdx.x < g.ranks) {
-		uint32_t r = threadIdx.x;
-		const struct dcpg_window *w = g.from_window[r] + row;
-		uint64_t x = peer_take(g.peer, first + r,
-		    (const uint64_t *)&w->lo);
-
-		s.window[r] = { (uint32_t)x, (uint32_t)(x >> 32),
-		    *(volatile const uint32_t *)&w->above,
-		    *(volatile const uint32_t *)&w->n };
-	}
-	__syncthreads();
-#pragma unroll 1
-	for (uint32_t r = 0; r < g.ranks; r++)
-		all += s.window[r].n;
-	per = (all + gridDim.x - 1) / gridDim.x;
-	i = min(all, blockIdx.x * per);
-	end = min(all, i + per);
-	if (threadIdx.x == 0)
-		s.tally[blockIdx.x].edges = end - i;
-#pragma unroll 1
-	for (uint32_t at = threadIdx.x; i + at < end; at += THREADS) {
-		uint32_t r = 0, j = i + at;
-		uint64_t *p, c;
-
-		while (j >= s.window[r].n)
-			j -= s.window[r++].n;
-		if (s.window[r].n > g.cap)	/* nothing was written */
-			continue;
-		p = g.from[r] + (size_t)row * g.cap + j;
-		c = peer_take(g.peer, first + r, p);
-		if (g.peer.world != 0)
-			*p = DCPG_NO_OFFER;
-		if (at < room)
-			s.edge[blockIdx.x * room + at] =
-			    c != DCPG_NO_OFFER ? c : 0;
-	}
-	__syncthreads();
-}
-
-/* For the next layer, when all blocks of the row have read. */
-__device__ inline void
-offers_done(const struct dcpg_select &g)
-{
-	uint32_t t = threadIdx.x;
-
-	if (blockIdx.x != 0)
-		return;
-	if (t == 0)
-		g.offered[blockIdx.y] = 0;
-	if (g.peer.world != 0 && t < g.ranks)
-		*(uint64_t *)&g.from_window[t][blockIdx.y].lo = DCPG_NO_OFFER;
-}
 
 /* --- the last winner among the boundary keys ------------------------------ */
 
@@ -490,7 +78,7 @@ search_offers(const Shared &s, const struct dcpg_select &g)
 
 #pragma unroll 1
 	for (uint32_t r = 0; r < g.ranks; r++) {
-		struct dcpg_window w = s.window[r];
+		Window w = s.window[r];
 
 		ok = ok && w.n <= g.cap && w.above <= need;
 		need -= w.above;
@@ -796,32 +384,58 @@ my_pages(Shared &s, const struct dcpg_select &g, const Run &run)
 	return s.page - first;
 }
 
-/* The cluster's blocks have told each other what they found: the bits are
+/* Winners by their digit before the run. */
+__device__ inline uint32_t
+sure_before(const Shared &s)
+{
+	uint32_t lane = threadIdx.x % 32;	/* 0 where there is no block */
+
+	return __reduce_add_sync(~0u, lane < blockIdx.x ? s.tally[lane].sure :
+	    0);
+}
+
+/*
+ * The cluster's blocks tell each other what they found, and the bits are
  * completed. How many keys win before the run, in all and beside those as far
- * as this thread knows. */
+ * as this thread knows.
+ */
+template <bool RANKS>
 __device__ inline uint2
 settle(Shared &s, const struct dcpg_select &g, const Marks &bits,
     const Run &run, const Edge &e, uint32_t room, uint32_t &phase)
 {
-	uint32_t lane = threadIdx.x % 32;
-	Tally t = s.tally[lane % 16];	/* 0 where there is no block */
-	uint32_t base = __reduce_add_sync(~0u, lane < blockIdx.x ? t.sure : 0);
-	Search q = g.ranks > 1 ? search_offers(s, g) : search_edge(e);
+	Search q;
+	Share m;
+	bool fit;
 
-	if (g.ranks == 1 && e.need == e.in_bin)
-		return make_uint2(base, 0);
-	if (q.need > 0 && !__any_sync(~0u, t.edges > room)) {
-		Share m = my_share(s, room);
-
-		if (q.lo < q.hi)
-			narrow(s, m, q);
-		if (q.lo >= q.least && q.lo < q.below)
-			return make_uint2(base, mark(bits, g, run, m,
-			    q.lo));
+	tell(s, room);
+	if (RANKS) {	/* all keys are here: what is told comes meanwhile */
+		q = search_offers(s, g);
+		m = (Share){ s.edge, threadIdx.x, THREADS, offers(s, g) };
+		fit = q.need > 0 && m.n <= edges(g.ranks);
+	} else {
+		told(s, phase);
+		if (e.need == e.in_bin)
+			return make_uint2(sure_before(s), 0);
+		q = search_edge(e);
+		fit = !__any_sync(~0u, s.tally[threadIdx.x % 16].edges > room);
+		m = my_share(s, room);
 	}
-	if (g.ranks > 1)
+	if (fit && q.lo < q.hi)
+		narrow(s, m, q);
+	if (fit && q.lo >= q.least && q.lo < q.below) {
+		uint32_t before = mark(bits, g, run, m, q.lo);
+
+		if (RANKS)
+			told(s, phase);
+		return make_uint2(sure_before(s), before);
+	}
+	if (RANKS) {
 		q = (Search){ 0, ~0ull, g.k, 0, 0, ~0ull };
-	if (g.ranks == 1 || g.total[blockIdx.y] > g.k)
+		told(s, phase);
+		await_scores(g);
+	}
+	if (!RANKS || g.total[blockIdx.y] > g.k)
 		narrow_long(s, g, run, q, phase);
 	return make_uint2(mark_long(s, g, bits, run, q.lo, phase), 0);
 }
@@ -852,8 +466,10 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 	clear_hist(s);
 	if (threadIdx.x < 16)
 		s.tally[threadIdx.x] = { 0, 0 };
-	if (threadIdx.x == 0)
+	if (threadIdx.x == 0) {
+		s.offered = 0;
 		mbar_init(smem_addr(&s.meet), gridDim.x);
+	}
 	/* All is cleared and set up, everywhere. */
 	asm volatile("barrier.cluster.arrive.release.aligned;\n"
 	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -869,25 +485,31 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 	if (!RANKS) {
 		e = first_edge(s.scan, my_bins(hist), g.k);
 		split(m, run, e, v);
+		__syncthreads();
 		collect(s, m, run, room);
 	} else {
-		struct dcpg_window w = find_window(s.scan, hist, g.len[row],
-		    to.few, to.many);
+		uint64_t word = find_window(s.scan, hist, g.len[row], to.few,
+		    to.many);
+		Window w = window_of(word);
 
 		if (to.what & OFFER)
-			send_window(g, w);
+			send_window(g, word);
 		e = (Edge){ 0, 1, w.lo, w.hi };
 		split(m, run, e, v);
 		offer(s, g, m, run, (to.what & OFFER) != 0 && w.n <= g.cap);
-		if ((to.what & TAKE) == 0)
+		if ((to.what & TAKE) == 0) {	/* who counts is still there */
+			cluster_sync();
 			return;
-		take_offers(s, g, room);
+		}
+		if ((to.what & OFFER) != 0 && blockIdx.x == 0 &&
+		    threadIdx.x == THREADS - 1)
+			scores_there(g);
+		take_offers(s, g);
 	}
-	exchange(s, room, phase);
-	if (RANKS)
-		offers_done(g);
-	before = settle(s, g, m, run, e, room, phase);
+	before = settle<RANKS>(s, g, m, run, e, room, phase);
 	emit(s, g, m, run, table, before.x, before.y);
+	if (RANKS)
+		offers_done(s, g);
 	/* All blocks have read the histogram: they have met. */
 	if (g.clear != NULL)
 #pragma unroll 1
@@ -912,8 +534,7 @@ valid(const struct dcpg_select *a)
 	    a->max_len <= DCPG_MAX_SHARD &&
 	    power_of_2(a->page_rows) && a->page_rows <= 64 &&
 	    power_of_2(a->ranks) && a->rank < a->ranks && (a->ranks == 1 ||
-	    (a->offered != NULL && a->total != NULL &&
-	    a->ranks <= DCPK_MAX_RANKS));
+	    (a->total != NULL && a->ranks <= DCPK_MAX_RANKS));
 }
 
 /* Bits of a run and its winners stand behind the rest. */

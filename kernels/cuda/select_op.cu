@@ -384,7 +384,6 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 	if (c->D == 1)
 		return a;
 	a.cap = DCPG_OFFER_CAP;
-	a.offered = r->offer_n;
 	a.total = r->row_n;
 	for (uint32_t e = 0; e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];

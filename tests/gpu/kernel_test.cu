@@ -558,11 +558,10 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		alone.lock();
 	else
 		shared.lock();
-	Buf<uint32_t> dt(table), da(at), offered(D * rows), total(lens);
+	Buf<uint32_t> dt(table), da(at), total(lens);
 	/* [at rank][of rank][rows] */
 	Buf<uint64_t> offers((size_t)D * D * rows * cap);
 	Buf<struct dcpg_window> windows(D * D * rows);
-	CHECK(cudaMemset(offered.d, 0, offered.n * 4));
 	CHECK(cudaMemset(offers.d, 0xff, offers.n * 8));
 	CHECK(cudaMemset(windows.d, 0xff, windows.n * 16));
 	std::vector<Buf<float> *> scores;
@@ -602,7 +601,6 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		x.score = scores[d]->d;
 		x.len = dlens[d]->d;
 		x.hist = x.clear = hists[d]->d;
-		x.offered = offered.d + d * rows;
 		x.list = lists[d]->d;
 		x.count = counts[d]->d;
 		for (uint32_t e = 0; D > 1 && e < D; e++) {
@@ -628,10 +626,14 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	}
 	CHECK(cudaDeviceSynchronize());
 	std::vector<struct dcpg_window> hw = windows.get();
-	std::vector<uint32_t> ho = offered.get();
+	std::vector<uint64_t> ho = offers.get();
 	for (uint32_t i = 0; D > 1 && !peers && i < D * rows; i++) {
-		uint32_t n = ho[i], d = i / rows;
-		uint32_t told = hw[((size_t)d * D + d) * rows + i % rows].n;
+		uint32_t n = 0, d = i / rows;
+		size_t where = ((size_t)d * D + d) * rows + i % rows;
+		uint32_t told = DCPG_WINDOW_N(hw[where].word);
+
+		for (uint32_t j = 0; j < cap; j++)
+			n += ho[where * cap + j] != DCPG_NO_OFFER;
 
 		spill |= told > cap;
 		ok &= n == (told > cap ? 0 : told);
@@ -662,12 +664,10 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		for (uint32_t n : hists[d]->get())
 			ok &= n == 0;
 	}
-	for (uint32_t n : offered.get())
-		ok &= n == 0;
 	for (uint64_t w : offers.get())
 		ok &= !peers || w == DCPG_NO_OFFER;
 	for (const struct dcpg_window &w : windows.get())
-		ok &= !peers || (w.lo == ~0u && w.hi == ~0u);
+		ok &= !peers || w.word == DCPG_NO_OFFER;
 	if (peers)
 		ok &= !peers->lost();
 	for (auto v : { &dlens, &hists, &lists, &counts })
@@ -689,12 +689,12 @@ select_alone(void)
 	Peers two(2);
 	Buf<float> score(4096);
 	Buf<uint32_t> hist(DCPG_BINS), table(64), at(1), len(1), list(512),
-	    count(1), offered(1), total(1);
+	    count(1), total(1);
 	Buf<uint64_t> offers(2 * 1024);
 	Buf<struct dcpg_window> windows(2);
 	struct dcpg_select a = {};
 
-	for (Buf<uint32_t> *b : { &hist, &table, &at, &list, &count, &offered })
+	for (Buf<uint32_t> *b : { &hist, &table, &at, &list, &count })
 		CHECK(cudaMemset(b->d, 0, b->n * 4));
 	CHECK(cudaMemset(score.d, 0, score.n * 4));
 	CHECK(cudaMemset(offers.d, 0xff, offers.n * 8));
@@ -717,7 +717,6 @@ select_alone(void)
 	a.page_rows = 32;
 	a.ranks = 2;
 	a.cap = 1024;
-	a.offered = offered.d;
 	a.total = total.d;
 	for (uint32_t e = 0; e < 2; e++) {
 		a.from[e] = offers.d + e * 1024;

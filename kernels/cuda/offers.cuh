@@ -1,0 +1,229 @@
+/*
+ * Selection over ranks: what a rank offers of a row, and what all did. See
+ * select.cu.
+ */
+#ifndef DCPG_OFFERS_CUH
+#define DCPG_OFFERS_CUH
+
+#include "kernels/cuda/peer.cuh"
+#include "kernels/cuda/select.cuh"
+
+namespace dcpg {
+namespace {
+
+/* A window is one word: the digits where it begins and ends, above, n. */
+__device__ inline Window
+window_of(uint64_t word)
+{
+	return (Window){ digit_first_key(word & 2047), digit_first_key(
+	    word >> 11 & 4095), (uint32_t)(word >> 23) & 16383,
+	    DCPG_WINDOW_N(word) };
+}
+
+/* The window around a rank's k/D-th best: not more than `few` of its keys stand
+ * above it, and at least `many` above its end. */
+__device__ inline uint64_t
+find_window(Scan &s, const uint32_t *hist, uint32_t len, uint32_t few,
+    uint32_t many)
+{
+	uint32_t lo = 0, hi = DCPG_BINS, above = 0, n = len;
+
+	find_bins(s, my_bins(hist), few + 1, many);
+	if (few > 0 && s.two[0].in_bin != 0) {
+		hi = s.two[0].bin + 1;
+		above = few + 1 - s.two[0].need;
+	}
+	if (s.two[1].in_bin != 0) {
+		lo = s.two[1].bin;
+		n = many - s.two[1].need + s.two[1].in_bin;
+	}
+	return lo | hi << 11 | (uint64_t)above << 23 | (uint64_t)(n - above) <<
+	    37;
+}
+
+/* To rank threadIdx.x. */
+__device__ inline void
+send_window(const struct dcpg_select &g, uint64_t word)
+{
+	uint32_t e = threadIdx.x;
+
+	if (blockIdx.x == 0 && e < g.ranks && g.to_window[e] != NULL)
+		peer_put(&g.to_window[e][blockIdx.y].word, word);
+}
+
+/* What was there before. */
+__device__ inline uint32_t
+add_in_first_block(uint32_t *p, uint32_t n)
+{
+	uint32_t before;
+
+	asm volatile("atom.relaxed.cluster.shared::cluster.add.u32 %0, [%1], "
+	    "%2;" : "=r"(before) : "r"(cluster_map(smem_addr(p), 0)), "r"(n) :
+	    "memory");
+	return before;
+}
+
+__device__ inline uint32_t
+popc4(uint4 x)
+{
+	return __popc(x.x) + __popc(x.y) + __popc(x.z) + __popc(x.w);
+}
+
+/* Counts the winners; puts the keys in the window to where ranks take them. The
+ * histogram has said how many all blocks will find. Each warp for the words that
+ * it made. */
+__device__ inline void
+offer(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
+    bool put)
+{
+	uint32_t lane = threadIdx.x % 32, less = (1u << lane) - 1;
+	uint32_t first = threadIdx.x / 32 * GROUP, sure = 0, n = 0, at = 0;
+	size_t row = (size_t)blockIdx.y * g.cap;
+	float v[4] = {};
+
+	__syncwarp();
+	load_four(v, run, first + lane * 4);
+#pragma unroll 1
+	for (uint32_t i = first; i < run.n; i += STEP) {
+		sure += popc4(*(uint4 *)(m.win + i / 32));
+		n += popc4(*(uint4 *)(m.on + i / 32));
+	}
+	if (lane == 0 && sure != 0)
+		atomicAdd(&s.tally[blockIdx.x].sure, sure);
+	if (!put || n == 0)
+		return;
+	if (lane == 0)
+		at = add_in_first_block(&s.offered, n);
+	at = __shfl_sync(~0u, at, 0);
+#pragma unroll 1
+	for (uint32_t i = first; i < run.n; i += STEP) {
+		uint4 on = *(uint4 *)(m.on + i / 32);
+		uint32_t mine[4] = { on.x, on.y, on.z, on.w };
+		uint32_t to = at + popc4(make_uint4(on.x & less, on.y & less,
+		    on.z & less, on.w & less));
+
+#pragma unroll
+		for (uint32_t t = 0; t < 4; t++) {
+			uint64_t c = composite(score_key(v[t]), (run.first +
+			    i + lane * 4 + t) * g.ranks + g.rank);
+
+			if ((mine[t] >> lane & 1) == 0)
+				continue;
+#pragma unroll 1
+			for (uint32_t e = 0; to < g.cap && e < g.ranks; e++)
+				if (g.to[e] != NULL)
+					peer_put(&g.to[e][row + to], c);
+			to++;
+		}
+		at += popc4(on);
+		load_four(v, run, i + STEP + lane * 4);
+	}
+}
+
+/* Who has to read them sees all scores of this rank's row behind this. */
+__device__ inline void
+scores_there(const struct dcpg_select &g)
+{
+	uint32_t begun = *(volatile uint32_t *)peer_word(g.peer, PEER_BEGUN);
+
+	asm volatile("fence.acq_rel.sys;" ::: "memory");
+	for (uint32_t e = 0; e < g.ranks; e++)
+		if (g.to_window[e] != NULL)
+			*(volatile uint32_t *)&g.to_window[e][blockIdx.y].scores
+			    = begun;
+}
+
+/* Waits until rank threadIdx.x has said so. */
+__device__ inline void
+await_scores(const struct dcpg_select &g)
+{
+	uint32_t e = threadIdx.x;
+
+	if (g.peer.world != 0 && e < g.ranks)
+		peer_await(g.peer, g.peer.self - g.rank + e,
+		    &g.from_window[e][blockIdx.y].scores,
+		    *(volatile uint32_t *)peer_word(g.peer, PEER_BEGUN));
+}
+
+/* Keys that were offered of a row: of a rank that has too many, none. */
+__device__ inline uint32_t
+offers(const Shared &s, const struct dcpg_select &g)
+{
+	uint32_t all = 0;
+
+#pragma unroll 1
+	for (uint32_t r = 0; r < g.ranks; r++)
+		all += s.window[r].n <= g.cap ? s.window[r].n : 0;
+	return all;
+}
+
+/* Which rank offered the i-th of them, and where it is. */
+__device__ inline uint64_t *
+offer_at(const Shared &s, const struct dcpg_select &g, uint32_t i, uint32_t &r)
+{
+	for (r = 0; s.window[r].n > g.cap || i >= s.window[r].n; r++)
+		i -= s.window[r].n <= g.cap ? s.window[r].n : 0;
+	return g.from[r] + (size_t)blockIdx.y * g.cap + i;
+}
+
+/* What the ranks offered, to s.edge. */
+__device__ inline void
+take_offers(Shared &s, const struct dcpg_select &g)
+{
+	constexpr uint32_t U = 4;	/* under way at once */
+	uint32_t t = threadIdx.x, all;
+	uint32_t first = g.peer.self - g.rank;	/* of the group */
+
+	if (t < g.ranks) {
+		const uint64_t *at = &g.from_window[t][blockIdx.y].word;
+
+		s.window[t] = window_of(peer_take(g.peer, first + t, at,
+		    peer_get(at)));
+	}
+	__syncthreads();
+	all = offers(s, g);
+#pragma unroll 1
+	for (uint32_t i0 = t; i0 < all; i0 += U * THREADS) {
+		uint64_t *at[U], v[U];
+		uint32_t r[U];
+
+#pragma unroll
+		for (uint32_t u = 0; u < U; u++)
+			if (i0 + u * THREADS < all) {
+				at[u] = offer_at(s, g, i0 + u * THREADS, r[u]);
+				v[u] = peer_get(at[u]);
+			}
+#pragma unroll
+		for (uint32_t u = 0; u < U; u++) {
+			uint32_t i = i0 + u * THREADS;
+
+			if (i >= all)
+				break;
+			v[u] = peer_take(g.peer, first + r[u], at[u], v[u]);
+			if (i < edges(g.ranks))
+				s.edge[i] = v[u] != DCPG_NO_OFFER ? v[u] : 0;
+		}
+	}
+	__syncthreads();
+}
+
+/* For the next layer, when all blocks of the row have read. */
+__device__ inline void
+offers_done(const Shared &s, const struct dcpg_select &g)
+{
+	uint32_t t = blockIdx.x * THREADS + threadIdx.x, r;
+	uint32_t all = offers(s, g);
+
+	if (g.peer.world == 0)
+		return;
+	if (t < g.ranks)
+		g.from_window[t][blockIdx.y].word = DCPG_NO_OFFER;
+#pragma unroll 1
+	for (uint32_t i = t; i < all; i += gridDim.x * THREADS)
+		*offer_at(s, g, i, r) = DCPG_NO_OFFER;
+}
+
+}	/* namespace */
+}	/* namespace dcpg */
+
+#endif
