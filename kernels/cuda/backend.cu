@@ -225,6 +225,12 @@ score_floats(const dcpk_ctx *c)
 	    std::min(DCPG_SCORES, prefill_share(c) * ctx)));
 }
 
+size_t
+dcpg_score_bytes(const dcpk_ctx *c)
+{
+	return score_floats(c) * sizeof(float);
+}
+
 /* In decode lists come as pool rows, of which positions cannot be kept. */
 static bool
 can_fast_index(const dcpk_setup *s)

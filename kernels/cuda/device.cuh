@@ -364,6 +364,7 @@ int dcpg_head_op(dcpk_ctx *);
 int dcpg_sample_op(dcpk_ctx *);
 int dcpg_load(dcpk_ctx *, const dcpk_weight *, dcpk_err *);
 int dcpg_ready(dcpk_ctx *, dcpk_err *);
+size_t dcpg_score_bytes(const dcpk_ctx *);	/* of a rank's scores */
 int dcpg_weights_alloc(dcpk_ctx *);
 void dcpg_weights_free(dcpk_ctx *);
 size_t dcpg_host_bytes(const dcpk_ctx *);

@@ -328,33 +328,37 @@ dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
 
 /* Its codes or values, and its scales, from row `at` of the stack. */
 static int
-stack_part(const dcpg_mat *to, const dcpg_mat *p, uint32_t at)
+stack_part(char *to, const dcpg_mat *s, const dcpg_mat *p, uint32_t at)
 {
-	size_t el = to->scale ? 1 : sizeof(bf16);
+	size_t el = p->scale ? 1 : sizeof(bf16);
 	uint32_t ld = dcpk_fp8_scale_ld(p->k);
-	int rc = dcpg_ok(cudaMemcpy((char *)to->w + (size_t)at * to->k * el,
-	    p->w, (size_t)p->n * p->k * el, cudaMemcpyDeviceToDevice),
-	    "stack");
+	int rc = dcpg_ok(cudaMemcpy(to + (size_t)at * s->k * el, p->w,
+	    (size_t)p->n * p->k * el, cudaMemcpyDefault), "stack");
 
-	if (to->scale)
-		rc |= dcpg_ok(cudaMemcpy(to->scale + (size_t)at / 128 * ld,
-		    p->scale, (size_t)(p->n + 127) / 128 * ld * 4,
-		    cudaMemcpyDeviceToDevice), "stack");
+	if (p->scale)
+		rc |= dcpg_ok(cudaMemcpy(to + (size_t)s->n * s->k +
+		    (size_t)at / 128 * ld * 4, p->scale,
+		    (size_t)(p->n + 127) / 128 * ld * 4, cudaMemcpyDefault),
+		    "stack");
 	return rc;
 }
 
 /*
  * Matrices that one x is multiplied with, one below the other, for one product
  * instead of several: in the order given, as far as they are of one form and,
- * where that is e4m3, begin at a block of scales. Bytes stay what they were.
+ * where that is e4m3, begin at a block of scales. Bytes stay what they were,
+ * at every moment, since the plan counts no more: they wait where the scores of
+ * a step will be, or on the host, while the parts make room for the stack.
  */
 static int
-stack(dcpg_rank *r, std::initializer_list<dcpg_mat *> all, dcpg_mat *to,
-    dcpk_err *err)
+stack(dcpk_ctx *c, dcpg_rank *r, std::initializer_list<dcpg_mat *> all,
+    dcpg_mat *to, dcpk_err *err)
 {
 	dcpg_mat *part[4], s = {};
+	std::vector<char> host;
 	uint32_t n = 0, at = 0;
 	bool fp8 = (*all.begin())->scale != NULL;
+	char *aside = (char *)r->scores;
 	size_t bytes;
 	int rc = 0;
 
@@ -370,14 +374,13 @@ stack(dcpg_rank *r, std::initializer_list<dcpg_mat *> all, dcpg_mat *to,
 		return 0;
 	s.k = part[0]->k;
 	bytes = fp8 ? dcpk_fp8_bytes(s.n, s.k) : (size_t)s.n * s.k * 2;
+	if (bytes > dcpg_score_bytes(c)) {
+		host.resize(bytes);
+		aside = host.data();
+	}
 	cudaSetDevice(r->dev);
-	if (cudaMalloc(&s.w, bytes) != cudaSuccess)
-		return fail(err, -ENOMEM, "cuda: rank %u: no memory for %zu "
-		    "bytes of weights", r->id, bytes);
-	if (fp8)
-		s.scale = (float *)((uint8_t *)s.w + (size_t)s.n * s.k);
 	for (uint32_t i = 0; rc == 0 && i < n; i++) {
-		rc = stack_part(&s, part[i], at);
+		rc = stack_part(aside, &s, part[i], at);
 		at += part[i]->n;
 	}
 	if (rc == 0)
@@ -387,6 +390,16 @@ stack(dcpg_rank *r, std::initializer_list<dcpg_mat *> all, dcpg_mat *to,
 		part[i]->w = NULL;
 		part[i]->scale = NULL;
 	}
+	if (rc == 0 && cudaMalloc(&s.w, bytes) != cudaSuccess)
+		return fail(err, -ENOMEM, "cuda: rank %u: no memory for %zu "
+		    "bytes of weights", r->id, bytes);
+	if (rc == 0)
+		rc = dcpg_ok(cudaMemcpy(s.w, aside, bytes, cudaMemcpyDefault),
+		    "stack");
+	if (rc == 0)
+		rc = dcpg_ok(cudaDeviceSynchronize(), "stack");
+	if (fp8)
+		s.scale = (float *)((uint8_t *)s.w + (size_t)s.n * s.k);
 	*to = s;
 	return rc == 0 ? 0 : fail(err, -EIO, "cuda: rank %u: weights could "
 	    "not be stacked", r->id);
@@ -395,15 +408,16 @@ stack(dcpg_rank *r, std::initializer_list<dcpg_mat *> all, dcpg_mat *to,
 /* What h is multiplied with before attention, in the order of dcpg_first's
  * columns, and in the FFN. */
 static int
-stacks(dcpg_rank *r, dcpg_layer *l, dcpk_err *err)
+stacks(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, dcpk_err *err)
 {
-	int rc = stack(r, { &l->q_a, &l->idx_k, &l->kv_a, &l->idx_w },
+	int rc = stack(c, r, { &l->q_a, &l->idx_k, &l->kv_a, &l->idx_w },
 	    &l->first, err);
 
 	if (rc == 0)
-		rc = stack(r, { &l->gate, &l->up }, &l->gate_up, err);
+		rc = stack(c, r, { &l->gate, &l->up }, &l->gate_up, err);
 	if (rc == 0)
-		rc = stack(r, { &l->s_gate, &l->s_up }, &l->s_gate_up, err);
+		rc = stack(c, r, { &l->s_gate, &l->s_up }, &l->s_gate_up,
+		    err);
 	return rc;
 }
 
@@ -448,7 +462,7 @@ dcpg_ready(dcpk_ctx *c, dcpk_err *err)
 				    "experts' matrices are kept as they are "
 				    "stored and some are not; use "
 				    "--fp8-gemm-backend bf16", k);
-			rc = stacks(r, &r->layer[k], err);
+			rc = stacks(c, r, &r->layer[k], err);
 			if (rc != 0)
 				return rc;
 		}
