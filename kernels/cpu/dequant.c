@@ -4,9 +4,14 @@
  * words). And W4AFP8's as GPUs keep it. Any thread. Checkpoint data may be
  * unaligned, so it is copied out.
  */
-#include <errno.h>
-#include <string.h>
+#include "config.h"
 
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dcpd/base/thread.h"
 #include "kernels/fail.h"
 #include "kernels/cpu/prim.h"
 #include "kernels/keep.h"
@@ -220,6 +225,9 @@ dcpc_dequant(float *dst, size_t ld, const struct dcpk_weight *w,
 
 /* --- int4 as it is kept (kernels/keep.h) ------------------------------- */
 
+#define MAX_TAKERS 16
+#define PER_TAKER (UINT64_C(1) << 19)	/* elements; fewer is one thread's */
+
 /* Sixteen nibbles of two's complement as dcpk_int4_code. */
 static uint64_t
 int4_codes(uint64_t v)
@@ -259,24 +267,80 @@ take_row(uint8_t *to, const uint8_t *from)
 	}
 }
 
-void
-dcpc_take_int4(uint8_t *out, const struct dcpk_weight *w)
+/* Rows i0 .. i1 of a slice: what one thread does. */
+struct share {
+	uint8_t *out;
+	const struct dcpk_weight *w;
+	uint32_t i0, i1;
+};
+
+static void *
+take_rows(void *arg)
 {
-	uint32_t n = w->n1 - w->n0, k = w->k1 - w->k0, i, j;
+	const struct share *sh = arg;
+	const struct dcpk_weight *w = sh->w;
+	uint32_t k = w->k1 - w->k0, i, j;
 	const uint8_t *row;
 	uint64_t at;
 	float s;
 
-	for (i = 0; i < n; i++) {
+	for (i = sh->i0; i < sh->i1; i++) {
 		row = (const uint8_t *)w->data + (size_t)(w->n0 + i) *
 		    (w->k / 2) + w->k0 / 2;
 		for (j = 0; j < k; j += 128) {
 			s = load_scale(w, (size_t)(w->n0 + i) * groups(w) +
 			    (w->k0 + j) / 128);
 			at = dcpk_int4_scale_at(k, i, j);
-			memcpy(out + at, &s, 4);
+			memcpy(sh->out + at, &s, 4);
 			at = dcpk_int4_at(k, i, j) / 2;
-			take_row(out + at, row + j / 2);
+			take_row(sh->out + at, row + j / 2);
 		}
 	}
+	return NULL;
+}
+
+/* How many threads a slice is worth; each has whole tiles of 64 rows. */
+static uint32_t
+takers(uint32_t n, uint32_t k, uint32_t most)
+{
+	uint64_t parts = (uint64_t)n * k / PER_TAKER;
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+	if (most == 0)
+		most = cpus > 1 ? (uint32_t)cpus : 1;
+	if (parts > most)
+		parts = most;
+	if (parts > MAX_TAKERS)
+		parts = MAX_TAKERS;
+	if (parts > n / 64)
+		parts = n / 64;
+	return parts == 0 ? 1 : (uint32_t)parts;
+}
+
+/* The bytes are the same however many threads there are; one that cannot be had
+ * is this thread's work. */
+void
+dcpc_take_int4(uint8_t *out, const struct dcpk_weight *w, uint32_t threads)
+{
+	uint32_t n = w->n1 - w->n0, i;
+	uint32_t parts = takers(n, w->k1 - w->k0, threads);
+	struct share sh[MAX_TAKERS];
+	pthread_t tid[MAX_TAKERS];
+	bool runs[MAX_TAKERS] = { false };
+	sigset_t set = dcpd_thread_signals(), old;
+
+	pthread_sigmask(SIG_SETMASK, &set, &old);
+	for (i = 0; i < parts; i++) {
+		sh[i] = (struct share){ out, w, n / 64 * i / parts * 64,
+		    i + 1 == parts ? n : n / 64 * (i + 1) / parts * 64 };
+		if (i + 1 < parts)
+			runs[i] = dcpd_thread_start(&tid[i], take_rows,
+			    &sh[i]) == 0;
+		if (!runs[i])
+			take_rows(&sh[i]);
+	}
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	for (i = 0; i < parts; i++)
+		if (runs[i])
+			pthread_join(tid[i], NULL);
 }

@@ -141,8 +141,10 @@ void dcpc_wire_round(float *x, uint32_t n, enum dcpk_wire wire);
 int dcpc_dequant(float *dst, size_t ld, const struct dcpk_weight *w,
     struct dcpk_err *err);
 
-/* A slice that dcpk_keeps_int4 as it is kept: dcpk_int4_bytes of it. */
-void dcpc_take_int4(uint8_t *out, const struct dcpk_weight *w);
+/* A slice that dcpk_keeps_int4 as it is kept: dcpk_int4_bytes of it. By up to
+ * so many threads, 0 = as many as there are cores, 16 at most. */
+void dcpc_take_int4(uint8_t *out, const struct dcpk_weight *w,
+    uint32_t threads);
 
 /* LSE merge in rank order (doc/design.md 6): part p's o [heads][c], lse
  * [heads]. */

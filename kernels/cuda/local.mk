@@ -53,7 +53,8 @@ $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/cuda/select.cuh kernels/cuda/offers.cuh
 
 # The loader shares the CPU's dequantisation.
-kernels/cuda/dequant.o: kernels/cpu/dequant.c kernels/cpu/prim.h
+kernels/cuda/dequant.o: kernels/cpu/dequant.c kernels/cpu/prim.h \
+	kernels/keep.h dcpd/base/thread.h
 kernels/cuda/prim.o: kernels/cpu/prim.c kernels/cpu/prim.h
 kernels/cuda/dequant.o kernels/cuda/prim.o:
 	$(AM_V_CC)$(MKDIR_P) $(@D) && $(CC) $(AM_CPPFLAGS) -I. $(DCPD_CFLAGS) \

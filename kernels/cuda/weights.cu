@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include <initializer_list>
+#include <memory>
 #include <vector>
 
 #include "kernels/cuda/device.cuh"
@@ -68,8 +69,9 @@ struct slice {
 	uint32_t n, k;
 	std::vector<float> f;
 	std::vector<uint16_t> b;
-	std::vector<uint8_t> e;		/* or as FP8 (codes, then scales), or
-					   as an int4 expert */
+	std::unique_ptr<uint8_t[]> e;	/* or as FP8 (codes, then scales), or
+					   as an int4 expert: e_n bytes */
+	size_t e_n;
 	bool fp8, int4;
 	dcpk_err *err;
 };
@@ -88,6 +90,14 @@ scale_of(const dcpk_weight *w, size_t i)
 	return dcpc_bf16_to_f32(b);
 }
 
+/* Not cleared: threads will touch it first. */
+static void
+take_bytes(slice *s, size_t n)
+{
+	s->e.reset(new uint8_t[n]);
+	s->e_n = n;
+}
+
 /* The slice as it is stored; its scales in rows of cuBLASLt's length. */
 static void
 take_fp8(slice *s)
@@ -96,11 +106,12 @@ take_fp8(slice *s)
 	uint32_t ld = dcpk_fp8_scale_ld(s->k), in = (w->k + 127) / 128;
 	float *to;
 
-	s->e.resize(dcpk_fp8_bytes(s->n, s->k));
+	take_bytes(s, dcpk_fp8_bytes(s->n, s->k));
 	for (uint32_t i = 0; i < s->n; i++)
 		memcpy(&s->e[(size_t)i * s->k], (const char *)w->data +
 		    (size_t)(w->n0 + i) * w->k + w->k0, s->k);
 	to = (float *)&s->e[(size_t)s->n * s->k];
+	memset(to, 0, s->e_n - (size_t)s->n * s->k);
 	for (uint32_t i = 0; i < (s->n + 127) / 128; i++)
 		for (uint32_t j = 0; j < s->k / 128; j++)
 			to[(size_t)i * ld + j] = scale_of(w,
@@ -152,7 +163,7 @@ up_mat(slice *s, dcpg_rank *r, dcpg_mat *m)
 		return fail(s->err, -EEXIST, "layer %u, tensor %d: given "
 		    "twice", s->w->layer, (int)s->w->tensor);
 	if (s->fp8)
-		rc = up_bytes(s, r, &p, s->e.data(), s->e.size());
+		rc = up_bytes(s, r, &p, s->e.get(), s->e_n);
 	else
 		rc = up_bytes(s, r, &p, s->b.data(), s->b.size() * 2);
 	m->w = (bf16 *)p;
@@ -184,9 +195,9 @@ static int
 up_expert(slice *s, dcpg_rank *r, dcpg_layer *l, bf16 **dst, bool *fp8,
     bool *int4)
 {
-	size_t per = s->fp8 || s->int4 ? s->e.size() : s->b.size() * 2;
+	size_t per = s->fp8 || s->int4 ? s->e_n : s->b.size() * 2;
 	size_t E = s->c->s.model.experts;
-	const void *src = s->fp8 || s->int4 ? (void *)s->e.data() :
+	const void *src = s->fp8 || s->int4 ? (void *)s->e.get() :
 	    (void *)s->b.data();
 	int rc = s->int4 ? up_unit(s, &l->e_unit[s->w->tensor ==
 	    DCPK_T_E_DOWN]) : 0;
@@ -294,7 +305,7 @@ place(slice *s, dcpg_rank *r, dcpg_layer *l)
 int
 dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
 {
-	slice s = { c, w, w->n1 - w->n0, w->k1 - w->k0, {}, {}, {}, false,
+	slice s = { c, w, w->n1 - w->n0, w->k1 - w->k0, {}, {}, {}, 0, false,
 	    false, err };
 	size_t n = (size_t)s.n * s.k;
 	int rc = 0;
@@ -308,8 +319,8 @@ dcpg_load(dcpk_ctx *c, const dcpk_weight *w, dcpk_err *err)
 	if (s.fp8) {
 		take_fp8(&s);
 	} else if (s.int4) {
-		s.e.resize(dcpk_int4_bytes(s.n, s.k));
-		dcpc_take_int4(s.e.data(), w);
+		take_bytes(&s, dcpk_int4_bytes(s.n, s.k));
+		dcpc_take_int4(s.e.get(), w, 0);
 	} else {
 		s.f.resize(n);
 		if (n != 0)

@@ -253,7 +253,7 @@ check_kept(const struct dcpk_weight *w)
 	float scale;
 
 	memset(kept, 0xa5, bytes + 1);
-	dcpc_take_int4(kept, w);
+	dcpc_take_int4(kept, w, 1);
 	for (i = 0; i < n; i++)
 		for (j = 0; j < k; j++) {
 			at = dcpk_int4_at(k, i, j);
@@ -293,6 +293,37 @@ START_TEST(int4_is_kept_as_it_is)
 		check_kept(&w);
 		drop(&w);
 	}
+}
+END_TEST
+
+/* Against one thread, whose elements the test above looks at: large enough for
+ * all there may be, in tiles that they do not share out evenly. */
+START_TEST(int4_by_threads_is_the_same)
+{
+	struct dcpk_weight w;
+	uint8_t *one, *many;
+	uint64_t bytes;
+	uint32_t t;
+
+	make(&w, DCPK_W_INT4_PAIR, 64 * 37, 128 * 32, 1, 128);
+	w.tensor = DCPK_T_E_UP;
+	w.n0 = 17;
+	w.n1 = w.n0 + 64 * 35;
+	w.k0 = 128;
+	w.k1 = 128 * 31;
+	bytes = dcpk_int4_bytes(w.n1 - w.n0, w.k1 - w.k0);
+	one = malloc(bytes + 1);
+	many = malloc(bytes + 1);
+	dcpc_take_int4(one, &w, 1);
+	for (t = 0; t <= 17; t++) {
+		memset(many, 0xa5, bytes + 1);
+		dcpc_take_int4(many, &w, t);
+		ck_assert_msg(memcmp(one, many, bytes) == 0, "%u threads", t);
+		ck_assert_uint_eq(many[bytes], 0xa5);
+	}
+	free(one);
+	free(many);
+	drop(&w);
 }
 END_TEST
 
@@ -371,6 +402,7 @@ main(void)
 	tcase_add_test(t, every_format_in_any_slice);
 	tcase_add_test(t, real_block_sizes);
 	tcase_add_test(t, int4_is_kept_as_it_is);
+	tcase_add_test(t, int4_by_threads_is_the_same);
 	tcase_add_test(t, parts_that_do_not_fit);
 	suite_add_tcase(s, t);
 	sr = srunner_create(s);
