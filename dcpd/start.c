@@ -198,7 +198,7 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->graph_rows = dcpd_options_graph_rows(o);
 	in->flags = DCPK_GUARD |
 	    (o->quantize_activations ? DCPK_QUANT_ACT : 0) |
-	    (dcpd_options_keeps_fp8(o, &d->config) ? DCPK_FP8_WEIGHTS : 0);
+	    dcpd_options_keeps(o, &d->config);
 	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
 	if ((rc = dcpd_topology(&in->layout, m, topo, err)) != 0 ||
 	    (rc = dcpd_options_formats(o, m, &in->kv, &in->idx, err)) != 0)

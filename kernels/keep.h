@@ -8,7 +8,7 @@
  * blocks. bf16 nevertheless are kv_b_proj, which is taken apart and absorbed;
  * the embedding and the head; and under CP q_b_proj and o_proj, of which decode
  * takes views that may cut through a block. The routed experts of W4AFP8 keep
- * their int4, by the same flag, where their slice is whole tiles.
+ * their int4, with DCPK_INT4_WEIGHTS, where their slice is whole tiles.
  */
 #ifndef DCPK_KEEP_H
 #define DCPK_KEEP_H
@@ -72,7 +72,7 @@ static inline bool
 dcpk_keeps_int4(uint32_t flags, enum dcpk_tensor t, enum dcpk_wfmt fmt,
     uint32_t block_k, uint32_t n0, uint32_t n1, uint32_t k0, uint32_t k1)
 {
-	return (flags & DCPK_FP8_WEIGHTS) != 0 && fmt == DCPK_W_INT4_PAIR &&
+	return (flags & DCPK_INT4_WEIGHTS) != 0 && fmt == DCPK_W_INT4_PAIR &&
 	    (t == DCPK_T_E_GATE || t == DCPK_T_E_UP || t == DCPK_T_E_DOWN) &&
 	    block_k == 128 && k0 % 128 == 0 && (n1 - n0) % 64 == 0 &&
 	    (k1 - k0) % 128 == 0 && n1 > n0 && k1 > k0;

@@ -21,7 +21,7 @@
 
 #include "kernels/layout.h"
 
-#define DCPK_ABI 6u
+#define DCPK_ABI 7u
 #define DCPK_MAX_LAYERS 256u
 #define DCPK_MAX_RANKS 64u
 
@@ -221,8 +221,9 @@ enum {
 				   products as the GPU will */
 	DCPK_KEEP_SELECT = 2,	/* keep selections for peek (tests) */
 	DCPK_GUARD = 4,		/* guard bytes round pools, see check() */
-	DCPK_FP8_WEIGHTS = 8,	/* CUDA: FP8 and W4AFP8 weights stay what they
-				   are, see keep.h */
+	DCPK_FP8_WEIGHTS = 8,	/* CUDA: FP8 weights stay what they are, see
+				   keep.h */
+	DCPK_INT4_WEIGHTS = 16,	/* and W4AFP8's experts; with the above */
 };
 
 /* CUDA: how the ranks of a host wait for each other. */

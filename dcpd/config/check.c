@@ -290,12 +290,15 @@ fp8_blocks(const struct dcpd_model_config *cfg)
 	    cfg->block_n == 128 && cfg->block_k == 128;
 }
 
-bool
-dcpd_options_keeps_fp8(const struct dcpd_options *o,
+uint32_t
+dcpd_options_keeps(const struct dcpd_options *o,
     const struct dcpd_model_config *cfg)
 {
-	return o->device == DCPD_DEVICE_CUDA && fp8_blocks(cfg) &&
-	    o->fp8_gemm != DCPD_FP8_BF16;
+	if (o->device != DCPD_DEVICE_CUDA || !fp8_blocks(cfg) ||
+	    o->fp8_gemm == DCPD_FP8_BF16)
+		return 0;
+	return DCPK_FP8_WEIGHTS | (strcmp(cfg->quant_method, "w4afp8") == 0 ?
+	    DCPK_INT4_WEIGHTS : 0);
 }
 
 int

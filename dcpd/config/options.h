@@ -104,8 +104,8 @@ int dcpd_options_formats(const struct dcpd_options *, const struct dcpk_model *,
 /* --quantization against what the checkpoint says. */
 int dcpd_options_quantization(const struct dcpd_options *,
     const struct dcpd_model_config *, struct dcpd_err *);
-/* Do FP8 weights stay FP8, and W4AFP8's experts int4? */
-bool dcpd_options_keeps_fp8(const struct dcpd_options *,
+/* Which weights stay what they are: DCPK_FP8_WEIGHTS, DCPK_INT4_WEIGHTS. */
+uint32_t dcpd_options_keeps(const struct dcpd_options *,
     const struct dcpd_model_config *);
 /* Chat template and output parser; tok may be NULL. */
 int dcpd_options_chat(const struct dcpd_options *, const char *model_type,

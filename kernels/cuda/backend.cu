@@ -308,8 +308,9 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->gu = TAKE(2 * M * std::max((m->inter + c->W - 1) / c->W,
 	    (uint32_t)moe * std::max(1u, m->shared_experts)), float);
 	r->a16 = TAKE(wide, bf16);
-	if (c->s.flags & DCPK_FP8_WEIGHTS) {
+	if (c->s.flags & DCPK_INT4_WEIGHTS)
 		r->h4 = TAKE(M * m->hidden, uint8_t);
+	if (c->s.flags & DCPK_FP8_WEIGHTS) {
 		r->h8 = take_codes(c, base, &at, M, m->hidden);
 		r->qr8 = take_codes(c, base, &at, M, m->q_lora);
 		r->ov8 = take_codes(c, base, &at, M, c->Hp * m->vdim);

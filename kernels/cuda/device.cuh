@@ -96,7 +96,7 @@ struct dcpg_rank {
 	float *x;		/* [M][hidden] residual stream */
 	bf16 *h;		/* [M][hidden] normed */
 	float *hf;		/* the same, f32, for the router */
-	uint8_t *h4;		/* DCPK_FP8_WEIGHTS: e4m3, for int4 experts */
+	uint8_t *h4;		/* DCPK_INT4_WEIGHTS: e4m3, for their experts */
 	float *first;		/* [m][ld]: products with h, see dcpg_first */
 	bf16 *qr16;		/* [m][q_lora] normed */
 	bf16 *qh;		/* [m][h][n+r] */

@@ -614,6 +614,9 @@ device_open(struct run *r, struct dcpd_err *err)
 	struct dcpk_err ke = { "" };
 	int rc;
 
+	if ((su.flags & DCPK_FP8_WEIGHTS) != 0 &&
+	    strcmp(r->cfg.quant_method, "w4afp8") == 0)
+		su.flags |= DCPK_INT4_WEIGHTS;
 	/* The logits kept for a peek are those of max_rows samples. */
 	if (j->all_logits && su.max_rows < j->chunk)
 		su.max_rows = j->chunk;

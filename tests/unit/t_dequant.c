@@ -286,7 +286,7 @@ START_TEST(int4_is_kept_as_it_is)
 		w.n1 = w.n0 + 64 * (1 + rnd((w.n - w.n0) / 64));
 		w.k0 = 128 * rnd(w.k / 128);
 		w.k1 = w.k0 + 128 * (1 + rnd((w.k - w.k0) / 128));
-		ck_assert(dcpk_keeps_int4(DCPK_FP8_WEIGHTS, w.tensor, w.fmt,
+		ck_assert(dcpk_keeps_int4(DCPK_INT4_WEIGHTS, w.tensor, w.fmt,
 		    128, w.n0, w.n1, w.k0, w.k1));
 		ck_assert(!dcpk_keeps_int4(0, w.tensor, w.fmt, 128, w.n0, w.n1,
 		    w.k0, w.k1));

@@ -245,7 +245,8 @@ START_TEST(int4_kept)
 	read_config("tests/data/configs/deepseek-v3.2.json");
 	strcpy(cfg.quant_method, "w4afp8");
 	as_bf16 = floor_of(&tp8_dcp8, false, 0, 64, 1, 1024);
-	kept = floor_of(&tp8_dcp8, false, DCPK_FP8_WEIGHTS, 64, 1, 1024);
+	kept = floor_of(&tp8_dcp8, false, DCPK_FP8_WEIGHTS | DCPK_INT4_WEIGHTS,
+	    64, 1, 1024);
 	ck_assert_double_gt(kept.weights, .265 * as_bf16.weights);
 	ck_assert_double_lt(kept.weights, .31 * as_bf16.weights);
 	ck_assert_double_gt(kept.products, .50 * as_bf16.products);

@@ -356,7 +356,7 @@ START_TEST(int4_experts_by_hand)
 			    e * 128);
 			read_config("deepseek-v3.2", json);
 			in = input("cuda", is[i].tp, 1, 1, DCPK_KV_FP8);
-			in.flags = DCPK_FP8_WEIGHTS;
+			in.flags = DCPK_FP8_WEIGHTS | DCPK_INT4_WEIGHTS;
 			make_plan(&in);
 			b[e] = plan.rank[1].weights;
 			dcpd_config_free(&cfg);
@@ -376,7 +376,7 @@ START_TEST(int4_of_v32)
 	read_config("deepseek-v3.2", "{\"quantization_config\": "
 	    "{\"quant_method\": \"w4afp8\", \"fmt\": \"e4m3\"}}");
 	in = input("cuda", 1, 1, 1, DCPK_KV_FP8);
-	in.flags = DCPK_FP8_WEIGHTS;
+	in.flags = DCPK_FP8_WEIGHTS | DCPK_INT4_WEIGHTS;
 	make_plan(&in);
 	ck_assert(plan.rank[0].weights > 360e9 &&
 	    plan.rank[0].weights < 375e9);

@@ -513,21 +513,22 @@ START_TEST(fp8_weights)
 {
 	static const struct {
 		const char *flags, *quant;
-		uint32_t block_k;
-		bool kept;
+		uint32_t block_k, kept;
 	} is[] = {
-		{ "--model m --device cuda --tp 2", "fp8", 128, true },
+		{ "--model m --device cuda --tp 2", "fp8", 128,
+		    DCPK_FP8_WEIGHTS },
 		{ "--model m --device cuda --tp 2 --fp8-gemm-backend cublaslt",
-		    "fp8", 128, true },
+		    "fp8", 128, DCPK_FP8_WEIGHTS },
 		{ "--model m --device cuda --tp 2 --fp8-gemm-backend bf16",
-		    "fp8", 128, false },
-		{ "--model m --device cuda --tp 2", "fp8", 64, false },
-		{ "--model m --device cuda --tp 2", "w4afp8", 128, true },
+		    "fp8", 128, 0 },
+		{ "--model m --device cuda --tp 2", "fp8", 64, 0 },
+		{ "--model m --device cuda --tp 2", "w4afp8", 128,
+		    DCPK_FP8_WEIGHTS | DCPK_INT4_WEIGHTS },
 		{ "--model m --device cuda --tp 2 --fp8-gemm-backend bf16",
-		    "w4afp8", 128, false },
-		{ "--model m --tp 2", "w4afp8", 128, false },
-		{ "--model m --device cuda --tp 2", "", 128, false },
-		{ "--model m --tp 2", "fp8", 128, false },
+		    "w4afp8", 128, 0 },
+		{ "--model m --tp 2", "w4afp8", 128, 0 },
+		{ "--model m --device cuda --tp 2", "", 128, 0 },
+		{ "--model m --tp 2", "fp8", 128, 0 },
 	};
 
 	for (size_t i = 0; i < sizeof is / sizeof *is; i++) {
@@ -538,8 +539,7 @@ START_TEST(fp8_weights)
 		snprintf(cfg.quant_method, sizeof cfg.quant_method, "%s",
 		    is[i].quant);
 		good(is[i].flags, &o);
-		ck_assert_int_eq(dcpd_options_keeps_fp8(&o, &cfg),
-		    is[i].kept);
+		ck_assert_uint_eq(dcpd_options_keeps(&o, &cfg), is[i].kept);
 		dcpd_options_free(&o);
 	}
 }
