@@ -280,6 +280,7 @@ dcpg_first_of(const dcpk_model *m, uint32_t layer)
 uint64_t dcpg_now_ns(void);
 int dcpg_lost_open(dcpk_ctx *, dcpg_rank *);
 void dcpg_lost_close(dcpk_ctx *, dcpg_rank *);
+int dcpg_wait_event(dcpk_ctx *, cudaEvent_t, const char *what);
 int dcpg_wait_end(dcpk_ctx *);	/* rank 0's `end`, the others' before it */
 int dcpg_wait_rank(dcpk_ctx *, dcpg_rank *, const char *what);	/* its work */
 int dcpg_mark(dcpk_ctx *);	/* a layer has been enqueued */

@@ -322,12 +322,14 @@ end_capture(dcpk_ctx *c)
 		if (captured[i] != NULL)
 			cudaGraphDestroy(captured[i]);
 	for (uint32_t i = 0; rc == 0 && i < n; i++)
-		rc |= dcpg_ok(cudaStreamSynchronize(c->r[i].st), "graph");
-	if (rc != 0) {
+		rc = dcpg_wait_rank(c, &c->r[i], "a graph's upload");
+	if (rc != 0 && !c->lost) {
 		fprintf(stderr, "cuda: a pass of %u rows cannot be captured; "
 		    "start with --cuda-graph-max-bs 0\n", c->rows);
 		return rc;
 	}
+	if (rc != 0)
+		return rc;
 	bytes = charge(c);
 	fprintf(stderr, "cuda: graph of %u rows, contexts to %u: %zu nodes, "
 	    "captured in %.1f ms, %.2f MiB of a GPU\n", c->rows,

@@ -122,14 +122,13 @@ give_up(dcpk_ctx *c, const char *what)
 	return -EIO;
 }
 
-/* Until the event has come, DCPG_LOST_NS at most. */
-static int
-wait_for(dcpk_ctx *c, cudaEvent_t event, const char *what)
+/* Until the event, of any rank, has come, DCPG_LOST_NS at most. */
+int
+dcpg_wait_event(dcpk_ctx *c, cudaEvent_t event, const char *what)
 {
 	uint64_t begun = dcpg_now_ns();
 	cudaError_t e;
 
-	cudaSetDevice(c->r[0].dev);
 	while ((e = cudaEventQuery(event)) == cudaErrorNotReady)
 		if (dcpg_now_ns() - begun > DCPG_LOST_NS)
 			return give_up(c, what);
@@ -144,11 +143,11 @@ dcpg_wait_end(dcpk_ctx *c)
 	int rc = 0;
 
 	for (uint32_t i = c->marks - n; rc == 0 && i < c->marks; i++)
-		rc = wait_for(c, c->mark[i % DCPG_AHEAD], "a layer");
-	return rc != 0 ? rc : wait_for(c, c->r[0].end, "a step");
+		rc = dcpg_wait_event(c, c->mark[i % DCPG_AHEAD], "a layer");
+	return rc != 0 ? rc : dcpg_wait_event(c, c->r[0].end, "a step");
 }
 
-/* Between two steps: all that the rank has been given. */
+/* Between two steps, or before the first: all that the rank has been given. */
 int
 dcpg_wait_rank(dcpk_ctx *c, dcpg_rank *r, const char *what)
 {
@@ -156,7 +155,7 @@ dcpg_wait_rank(dcpk_ctx *c, dcpg_rank *r, const char *what)
 
 	cudaSetDevice(r->dev);
 	rc = dcpg_ok(cudaEventRecord(r->end, r->st), what);
-	return rc != 0 ? rc : wait_for(c, r->end, what);
+	return rc != 0 ? rc : dcpg_wait_event(c, r->end, what);
 }
 
 /* A pass that is a graph, or becomes one, has no marks: what is captured cannot
@@ -170,7 +169,7 @@ dcpg_mark(dcpk_ctx *c)
 	if (c->replay || dcpg_graph_captures(c))
 		return 0;
 	if (c->marks >= DCPG_AHEAD)
-		rc = wait_for(c, mark, "a layer");
+		rc = dcpg_wait_event(c, mark, "a layer");
 	cudaSetDevice(c->r[0].dev);
 	c->marks++;
 	return rc != 0 ? rc :

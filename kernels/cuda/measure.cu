@@ -109,13 +109,17 @@ rate_of(dcpk_ctx *c, dcpg_rank *r, double *rate,
 		cudaEventRecord(t0, r->st);
 		rc = enqueue(c, r, &work);
 		cudaEventRecord(t1, r->st);
-		if (cudaEventSynchronize(t1) == cudaSuccess &&
+		if (rc == 0)
+			rc = dcpg_wait_event(c, t1, "measuring");
+		if (rc == 0 &&
 		    cudaEventElapsedTime(&ms, t0, t1) == cudaSuccess && ms > 0)
 			*rate = std::max(*rate, (double)work / ms * 1e3);
 	}
+	if (rc != 0)		/* nothing is closed then */
+		return rc;
 	cudaEventDestroy(t0);
 	cudaEventDestroy(t1);
-	return rc != 0 ? rc : dcpg_ok(cudaGetLastError(), "measure");
+	return dcpg_ok(cudaGetLastError(), "measure");
 }
 
 /* The first rank of each device measures it; together is their sum. */
@@ -153,17 +157,20 @@ dcpg_measure(dcpk_ctx *c, dcpk_speed *s)
 	cudaEvent_t t0, t1;
 	size_t bytes = std::min(c->got[a->id].rows, (size_t)64 << 20);
 	float ms = 0;
+	int rc = 0;
 
 	cudaSetDevice(a->dev);
 	cudaEventCreate(&t0);
 	cudaEventCreate(&t1);
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; rc == 0 && i < 2; i++) {
 		cudaEventRecord(t0, a->st);
 		cudaMemcpyAsync(a->rows, b->rows, bytes, cudaMemcpyDefault,
 		    a->st);
 		cudaEventRecord(t1, a->st);
-		cudaEventSynchronize(t1);
+		rc = dcpg_wait_event(c, t1, "measuring a copy");
 	}
+	if (rc != 0)		/* nothing is closed then */
+		return rc;
 	cudaEventElapsedTime(&ms, t0, t1);
 	cudaEventDestroy(t0);
 	cudaEventDestroy(t1);
