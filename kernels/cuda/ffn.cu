@@ -153,6 +153,14 @@ of_h(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *w, uint32_t at, uint32_t ld)
 	return dcpg_product(r, &p);
 }
 
+/* Of a slice without columns. */
+static int
+no_ffn(dcpk_ctx *c, dcpg_rank *r)
+{
+	return dcpg_ok(cudaMemsetAsync(r->yf, 0, (size_t)c->rows *
+	    c->s.model.hidden * 4, r->st), "ffn");
+}
+
 /* gate, up (stacked or not), silu, down of a plain FFN into yf (columns of this
  * rank). */
 static int
@@ -163,10 +171,8 @@ plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *stack,
 	dcpg_prod p = {};
 	int rc;
 
-	if (n == 0) {
-		cudaMemsetAsync(r->yf, 0, (size_t)c->rows * H * 4, r->st);
-		return 0;
-	}
+	if (n == 0)
+		return no_ffn(c, r);
 	if (stack->w != NULL)
 		rc = of_h(c, r, stack, 0, 2 * n);
 	else
@@ -347,12 +353,8 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 	struct dcpg_combine y = {};
 	int rc;
 
-	if (l->e_slice == 0) {
-		if (!add)
-			cudaMemsetAsync(r->yf, 0, (size_t)c->rows * m->hidden *
-			    4, r->st);
-		return DCPG_LAUNCHED("experts");
-	}
+	if (l->e_slice == 0)
+		return add ? 0 : no_ffn(c, r);
 	rc = route(c, r, l, fit, tile);
 	if (rc == 0)
 		rc = fit ? fast_experts(c, r, l, tile) :
