@@ -29,6 +29,10 @@ dcpk_keeps_f32(enum dcpk_tensor t)
 	}
 }
 
+/* Columns of an FP8 expert that experts.cu has room for the scales of. A linear
+ * layer may have more: cuBLASLt multiplies with it whatever the rows are. */
+#define DCPK_FP8_EXPERT_K 65536u
+
 /* Products that have an FP8 form: those of bf16 activations with a matrix. */
 static inline bool
 dcpk_keeps_fp8(uint32_t flags, uint32_t cp, enum dcpk_tensor t,
@@ -39,6 +43,9 @@ dcpk_keeps_fp8(uint32_t flags, uint32_t cp, enum dcpk_tensor t,
 	    block_n != 128 || block_k != 128 || t == DCPK_T_KV_B ||
 	    t == DCPK_T_EMBED || t == DCPK_T_LM_HEAD || dcpk_keeps_f32(t) ||
 	    (cp > 1 && (t == DCPK_T_Q_B || t == DCPK_T_O)))
+		return false;
+	if ((t == DCPK_T_E_GATE || t == DCPK_T_E_UP || t == DCPK_T_E_DOWN) &&
+	    k1 - k0 > DCPK_FP8_EXPERT_K)
 		return false;
 	return n0 % 128 == 0 && k0 % 128 == 0 && (n1 - n0) % 16 == 0 &&
 	    (k1 - k0) % 128 == 0 && n1 > n0 && k1 > k0;

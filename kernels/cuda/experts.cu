@@ -42,7 +42,7 @@ int experts4_run(const struct dcpg_experts *, cudaStream_t);
 namespace {
 
 constexpr uint32_t BOX = 64 * 128;	/* bytes of one tensor copy */
-constexpr uint32_t MAX_SCALES = 512;	/* k / 128 of an FP8 matrix */
+constexpr uint32_t MAX_SCALES = DCPK_FP8_EXPERT_K / 128;	/* of a row */
 
 /* --- products ------------------------------------------------------------ */
 

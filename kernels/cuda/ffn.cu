@@ -23,7 +23,8 @@ silu_mul(const float *gu, bf16 *y, uint32_t n)
 	dcpg::launch_wait();
 	dcpg::launch_next();
 	if (j < n)
-		y[(size_t)row * n + j] = __float2bfloat16(dcpg::glu(g[0], g[n]));
+		y[(size_t)row * n + j] =
+		    __float2bfloat16(dcpg::glu(g[0], g[n]));
 }
 
 /* The same and as codes, n a multiple of 128: four columns a thread. */

@@ -303,15 +303,15 @@ def glm52(full, shared, sparse, experts, inter=None, moe=2048, fp8=False):
                  **({"quantization_config": FP8} if fp8 else {}))
 
 
-def small_fp8(method="fp8"):
+def small_fp8(method="fp8", inter=2048):
     """V3.2 made narrow: FP8 blocks of 128 and row formats as they are."""
     with open(v32(3, 2, 16)) as f:
         c = json.load(f)
     c["quantization_config"]["quant_method"] = method
     c.update(hidden_size=1024, q_lora_rank=512, num_attention_heads=16,
-             num_key_value_heads=16, index_n_heads=16, intermediate_size=2048,
+             num_key_value_heads=16, index_n_heads=16, intermediate_size=inter,
              moe_intermediate_size=512)
-    path = os.path.join(WORK, f"v32-narrow-{method}.json")
+    path = os.path.join(WORK, f"v32-narrow-{method}-{inter}.json")
     with open(path, "w") as f:
         json.dump(c, f)
     return path
@@ -360,6 +360,9 @@ def part_fp8(gpu, cpu, p, n):
     kept_against_cpu(gpu, cpu, [dict(tp=1)] + ([*LAYOUTS_2, graphs] if n > 1
                                                else []), "FP8 weights",
                      model=small_fp8(), dummy=True)
+    # more columns than the kernel of few rows has room for
+    kept_against_cpu(gpu, cpu, [dict(tp=1)], "FP8 down of 65664 columns",
+                     lens=(65, 1), model=small_fp8(inter=65664), dummy=True)
     rng = np.random.default_rng(7)
     job = dict(model=v32(2, 1, 16), dummy=True, decode=8, chunk=512, batch=3,
                kv="fp8", idx="fp8",

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "dcpd/kv/memplan.h"
+#include "kernels/keep.h"
 #include "dcpd/model/quant.h"
 #include "tests/unit/model_util.h"
 
@@ -318,6 +319,27 @@ START_TEST(fp8_slices_end_at_scale_blocks)
 	ck_assert_uint_eq(plan.rank[2].weights_attn, 4 * 2 *
 	    (24576ull * 1536 + 32768ull * 512 + 7168ull * 16384) / 2);
 	dcpd_config_free(&cfg);
+}
+END_TEST
+
+/* More columns than experts.cu has room for: an expert is bf16 then, and a
+ * linear layer, which cuBLASLt does, FP8 still. */
+START_TEST(fp8_experts_have_so_many_columns)
+{
+	static const struct {
+		enum dcpk_tensor t;
+		uint32_t k;
+		bool kept;
+	} is[] = {
+		{ DCPK_T_E_DOWN, 65536, true }, { DCPK_T_E_DOWN, 65664, false },
+		{ DCPK_T_E_UP, 65664, false }, { DCPK_T_E_GATE, 65664, false },
+		{ DCPK_T_DOWN, 65664, true }, { DCPK_T_O, 131072, true },
+	};
+
+	for (size_t i = 0; i < sizeof is / sizeof *is; i++)
+		ck_assert_int_eq(dcpk_keeps_fp8(DCPK_FP8_WEIGHTS, 1, is[i].t,
+		    DCPK_W_FP8_BLOCK, 128, 128, 0, 256, 0, is[i].k),
+		    is[i].kept);
 }
 END_TEST
 
@@ -667,6 +689,7 @@ main(void)
 	tcase_add_loop_test(t, planned_is_allocated_for_other_shapes, 0, 4);
 	tcase_add_test(t, weights_of_v32_by_hand);
 	tcase_add_test(t, fp8_slices_end_at_scale_blocks);
+	tcase_add_test(t, fp8_experts_have_so_many_columns);
 	tcase_add_test(t, int4_experts_by_hand);
 	tcase_add_test(t, int4_of_v32);
 	tcase_add_test(t, weights_split_over_ranks);
