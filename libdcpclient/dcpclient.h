@@ -71,7 +71,8 @@ struct dcp_request {
 	float repetition_penalty;	/* 0 or 1 = off */
 	float presence_penalty, frequency_penalty;
 	int32_t top_k;			/* 0 or -1 = off */
-	uint32_t min_tokens;
+	uint32_t min_tokens;		/* end tokens, stop ids and stop strings
+					   end nothing before */
 	uint32_t top_logprobs;		/* per token; needs DCP_LOGPROBS */
 	int32_t priority;		/* higher first; 0 usual; above it only
 					   root and the daemon's user */

@@ -498,6 +498,7 @@ open_output(struct req *r, bool thinking, struct dcpd_err *err)
 		.tools = json_object_get(r->options, "tools"),
 		.one_call = json_is_false(many),
 		.stop = sub->stop, .n_stop = sub->p.n_stop,
+		.min_tokens = sub->p.min_tokens,
 	};
 	struct dcpd_out_config ec = {
 		.parser = DCPD_PARSE_RAW, .special = true,

@@ -34,7 +34,7 @@ out_flush(struct dcpd_out *o)
 {
 	size_t n = o->held.n;
 
-	o->held.n = 0;
+	o->held.n = o->early = 0;
 	return out_emit(o, DCP_CH_CONTENT, o->held.v, n);
 }
 
@@ -67,10 +67,21 @@ overlap(const struct dcpd_buf *buf, const char *s, size_t len)
 	return n;
 }
 
+/* Where in held content a stop string first is that ends behind what is too
+ * early for it; NULL: nowhere. */
+static const char *
+find_stop(const struct dcpd_out *o, const char *s, size_t len)
+{
+	size_t from = o->early < len ? 0 : o->early - len + 1;
+
+	return memmem(o->held.v + from, o->held.n - from, s, len);
+}
+
 /*
  * Content after the white-space stage: look for stop strings. The answer ends
  * with the first character that completes one; if several end there, with
- * the longest. So the result does not depend on how the text is cut.
+ * the longest. So the result does not depend on how the text is cut, but for
+ * min_tokens: its last token's text is too early, the next one's is not.
  */
 static int
 through_stops(struct dcpd_out *o, const char *s, size_t n)
@@ -87,9 +98,10 @@ through_stops(struct dcpd_out *o, const char *s, size_t n)
 		return -ENOMEM;
 	if (o->held.n == 0)
 		return 0;
+	if (o->pushed <= o->min_tokens)
+		o->early = o->held.n;
 	for (i = 0; i < o->n_stop; i++) {
-		hit = memmem(o->held.v, o->held.n, o->stop[i],
-		    o->stop_len[i]);
+		hit = find_stop(o, o->stop[i], o->stop_len[i]);
 		if (hit == NULL) {
 			k = overlap(&o->held, o->stop[i], o->stop_len[i]);
 			keep = k > keep ? k : keep;
@@ -105,6 +117,7 @@ through_stops(struct dcpd_out *o, const char *s, size_t n)
 	}
 	o->stopped = at != SIZE_MAX;
 	n = o->stopped ? at : o->held.n - keep;
+	o->early -= n < o->early ? n : o->early;
 	rc = out_emit(o, DCP_CH_CONTENT, o->held.v, n);
 	dcpd_buf_drop(&o->held, o->stopped ? o->held.n : n);
 	return rc != 0 ? rc : o->stopped;
@@ -359,6 +372,7 @@ dcpd_out_push(struct dcpd_out *o, uint32_t id, dcpd_out_fn *fn, void *arg)
 	before = o->state == ST_REASONING;
 	o->fn = fn;
 	o->arg = arg;
+	o->pushed++;
 	rc = push_token(o, id);
 	if (rc == 0 && o->enough) {
 		o->stopped = true;
@@ -443,6 +457,7 @@ dcpd_out_new(const struct dcpd_tokenizer *t, const struct dcpd_out_config *c,
 	o->one_call = c->one_call;
 	o->state = o->parser != DCPD_PARSE_RAW && c->thinking ?
 	    ST_REASONING : ST_CONTENT;
+	o->min_tokens = c->min_tokens;
 	find_marks(o);
 	rc = copy_stops(o, c);
 	if (rc < 0) {

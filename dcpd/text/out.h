@@ -60,6 +60,9 @@ struct dcpd_out {
 	char **stop;
 	size_t *stop_len;
 	uint32_t n_stop;
+	uint32_t pushed, min_tokens;
+	size_t early;			/* of held: text of the first min_tokens
+					   tokens, where no stop string ends */
 
 	/* the call being read */
 	const json_t *tools;

@@ -88,6 +88,7 @@ struct dcpd_out_config {
 	char *const *stop;	/* stop strings: match in content only (raw:
 				   everywhere), never shown, never over-held */
 	uint32_t n_stop;
+	uint32_t min_tokens;	/* none ends in the text of the first so many */
 };
 
 /* A piece of output: complete UTF-8 text of one channel. */

@@ -49,6 +49,7 @@ struct how {
 	bool one;			/* call, and that is all */
 	const char *tools;
 	const char *stop[4];
+	uint32_t min;			/* tokens */
 };
 
 static char *
@@ -57,7 +58,7 @@ run(const struct dcpd_tokenizer *t, const struct how *how,
 {
 	struct dcpd_out_config c = { .parser = how->parser,
 		.thinking = how->thinking, .special = how->special,
-		.one_call = how->one };
+		.one_call = how->one, .min_tokens = how->min };
 	struct transcript tr = { 0 };
 	struct dcpd_out *o = NULL;
 	json_t *tools = NULL;
@@ -344,7 +345,73 @@ START_TEST(stop_strings)
 }
 END_TEST
 
-/* Nothing is held longer than it can still become a stop string. */
+/*
+ * A token a byte: min tokens are min bytes. What is whole by then is text, also
+ * where a longer one goes on from it; what a later byte completes ends the
+ * answer, wherever it began.
+ */
+START_TEST(no_stop_string_ends_before_min_tokens)
+{
+	static const struct {
+		uint32_t min;
+		const char *text, *want;
+	} c[] = {
+		{ 0, "xEND.END.", "[C]x[STOP]" },
+		{ 3, "xEND.END.", "[C]x[STOP]" },
+		{ 4, "xEND.END.", "[C]xEND.[STOP]" },
+		{ 7, "xEND.END.", "[C]xEND.[STOP]" },
+		{ 8, "xEND.END.", "[C]xEND.END." },
+		{ 9, "xEND.END.", "[C]xEND.END." },
+		{ 90, "xEND.END.", "[C]xEND.END." },
+		{ 3, "ENDEND", "[C]END[STOP]" },
+		{ 2, "ababab", "[C]ab[STOP]" },
+		{ 2, "abcx", "[C][STOP]" },
+		{ 3, "abcab", "[C]abc[STOP]" },
+		{ 2, "abxx", "[C]abxx" },
+		{ 1, "abxx", "[C][STOP]" },
+		{ 6, "aaabcE", "[C]aaabcE" },
+	};
+	size_t k;
+
+	for (k = 0; k < sizeof c / sizeof *c; k++) {
+		struct how how = { .parser = DCPD_PARSE_RAW, .min = c[k].min,
+			.stop = { "END", "ab", "abc" } };
+		struct dcpd_ids ids = { 0 }, bytes = { 0 };
+		char *got;
+
+		encode(glm, c[k].text, &ids);
+		text_into_bytes(glm, &ids, &bytes);
+		ck_assert_uint_eq(bytes.n, strlen(c[k].text));
+		got = run(glm, &how, &bytes);
+		if (strncmp(got, "[C]", 3) != 0) {	/* nothing, but an end */
+			ck_assert_str_eq(c[k].want, "[C][STOP]");
+			ck_assert_str_eq(got, "[STOP]");
+		} else {
+			ck_assert_msg(strcmp(got, c[k].want) == 0, "%s, %u: %s",
+			    c[k].text, c[k].min, got);
+		}
+		free(got);
+		dcpd_ids_free(&ids);
+		dcpd_ids_free(&bytes);
+	}
+}
+END_TEST
+
+/* Reasoning's tokens count, its text is not looked at. */
+START_TEST(min_tokens_count_reasoning)
+{
+	struct how how = { .parser = DCPD_PARSE_GLM, .thinking = true,
+		.stop = { "END" } };
+	static const char s[] = "thENDis</think>oEND and END";
+
+	expect(glm, &how, s, "[R]thENDis[C]o[STOP]");
+	how.min = 1;
+	expect(glm, &how, s, "[R]thENDis[C]o[STOP]");
+	how.min = 99;
+	expect(glm, &how, s, "[R]thENDis[C]oEND and END");
+}
+END_TEST
+
 /* Counted from 1; where several end at once, the longest. */
 START_TEST(the_stop_string_that_matched_is_told)
 {
@@ -378,6 +445,7 @@ START_TEST(the_stop_string_that_matched_is_told)
 }
 END_TEST
 
+/* Nothing is held longer than it can still become a stop string. */
 START_TEST(stop_strings_hold_no_more_than_needed)
 {
 	struct how how = { .parser = DCPD_PARSE_RAW, .cut = true,
@@ -591,6 +659,8 @@ main(void)
 	tcase_add_test(tc, glm_what_a_cut_call_has_sent);
 	tcase_add_test(tc, stop_strings);
 	tcase_add_test(tc, stop_strings_hold_no_more_than_needed);
+	tcase_add_test(tc, no_stop_string_ends_before_min_tokens);
+	tcase_add_test(tc, min_tokens_count_reasoning);
 	tcase_add_test(tc, the_stop_string_that_matched_is_told);
 	tcase_add_test(tc, emoji_across_tokens);
 	tcase_add_test(tc, special_tokens_shown_on_demand);

@@ -160,6 +160,26 @@ START_TEST(a_stop_string_ends_the_answer)
 }
 END_TEST
 
+/* The same string twice: the first is whole before min_tokens. */
+START_TEST(a_stop_string_waits_for_min_tokens)
+{
+	static const char answer[] = "one two three four five six seven eight "
+	    "nine ten and one two three four five six seven";
+	struct fk_req q = { .text = "count", .max_tokens = 900,
+	    .flags = DCP_IGNORE_EOS, .stop = { " three" } };
+	const struct fk_seen *f;
+
+	start(answer);
+	q.p.min_tokens = script.n / 2;
+	f = one(&q);
+	expect_text(f, DCP_CH_CONTENT, "one two three four five six seven "
+	    "eight nine ten and one two");
+	ck_assert_uint_eq(f->finish, DCP_FINISH_STOP);
+	ck_assert_uint_gt(f->n, q.p.min_tokens);
+	stop();
+}
+END_TEST
+
 START_TEST(a_stop_id_is_a_token_without_text)
 {
 	struct fk_req q = { .text = "x", .max_tokens = 100 };
@@ -333,6 +353,7 @@ main(void)
 	tcase_add_test(t, text_in_text_out);
 	tcase_add_test(t, max_tokens_in_the_middle_of_a_character);
 	tcase_add_loop_test(t, a_stop_string_ends_the_answer, 0, 5);
+	tcase_add_test(t, a_stop_string_waits_for_min_tokens);
 	tcase_add_test(t, a_stop_id_is_a_token_without_text);
 	tcase_add_test(t, chat_divides_reasoning_from_content);
 	tcase_add_test(t, only_chat_is_parsed);
