@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,12 +33,14 @@ since(uint64_t t, uint64_t now)
 	return t == 0 || t > now ? 0 : (double)(now - t) * 1e-9;
 }
 
-/* One is alive if it holds the lock; *out: its page. */
+/*
+ * One is alive if it holds the lock; *out: its page. Read and not mapped: the
+ * file is somebody else's, who may cut it short at any moment.
+ */
 static int
-open_page(const char *path, const struct dcps_page **out)
+read_page(const char *path, struct dcps_page *out)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), rc = -EPROTO;
-	const struct dcps_page *p;
 	struct stat st;
 
 	if (fd < 0)
@@ -49,15 +50,9 @@ open_page(const char *path, const struct dcps_page **out)
 		return -ESRCH;
 	}
 	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-	    (uint64_t)st.st_size >= sizeof *p) {
-		p = mmap(NULL, sizeof *p, PROT_READ, MAP_SHARED, fd, 0);
-		rc = p == MAP_FAILED ? -errno : p->magic != DCPS_MAGIC ||
-		    p->version != DCPS_VERSION ? -EPROTO : 0;
-		if (rc == 0)
-			*out = p;
-		else if (p != MAP_FAILED)
-			munmap((void *)p, sizeof *p);
-	}
+	    pread(fd, out, sizeof *out, 0) == (ssize_t)sizeof *out &&
+	    out->magic == DCPS_MAGIC && out->version == DCPS_VERSION)
+		rc = 0;
 	close(fd);
 	return rc;
 }
@@ -118,14 +113,15 @@ problem(const struct dcps_page *p, uint64_t now, char *buf, size_t cap)
 int
 ctl_stats(bool quiet, json_t **status)
 {
-	const struct dcps_page *p = NULL;
+	static struct dcps_page page;
+	const struct dcps_page *p = &page;
 	uint64_t now = now_ns();
 	char path[200], why[160];
 	json_t *o;
 	int rc;
 
 	snprintf(path, sizeof path, "%s.stats", ctl_socket());
-	rc = open_page(path, &p);
+	rc = read_page(path, &page);
 	if (rc != 0)
 		return quiet ? CTL_NOT_RUNNING : ctl_fail(CTL_NOT_RUNNING,
 		    "%s: %s", path, rc == -ESRCH ? "left by a daemon that is "
@@ -137,6 +133,9 @@ ctl_stats(bool quiet, json_t **status)
 	    (int)strnlen(p->release, sizeof p->release), "pid", (int)p->pid,
 	    "uptime_s", since(p->started_ns, now), "tp", (int)p->tp,
 	    "dcp", (int)p->dcp);
+	if (o == NULL)
+		return quiet ? CTL_NOT_RUNNING : ctl_fail(CTL_NOT_RUNNING,
+		    "%s: no stats page", path);
 	json_object_set_new(o, "since_step_s",
 	    json_real(since(p->step_ns, now)));
 	json_object_set_new(o, "counters", counters(p));
@@ -146,7 +145,6 @@ ctl_stats(bool quiet, json_t **status)
 	json_object_set(o, "waiting", json_object_get(json_object_get(o,
 	    "counters"), "requests_waiting"));
 	json_object_set_new(o, "pass", pass(p, now));
-	munmap((void *)p, sizeof *p);
 	*status = o;
 	return CTL_OK;
 }

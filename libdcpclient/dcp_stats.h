@@ -3,8 +3,10 @@
  * it) that the daemon maps and counts in, so that what it says is as new as
  * the daemon is, even when no thread of it answers. Nothing but layout.
  *
- * The daemon holds a flock on the file as long as it lives. Readers map it
- * read-only; its mode lets the daemon's user write alone. Names travel with
+ * The daemon holds a flock on the file as long as it lives. Its mode lets the
+ * daemon's user write alone, who may end the daemon anyway: cut short, the file
+ * does (SIGBUS). Readers read it, and do not map it: they may be more than the
+ * daemon's user is, and outlive whatever becomes of it. Names travel with
  * the numbers: a reader of another release shows what it finds. A reader never
  * trusts n_counters or a name to end.
  */

@@ -3,6 +3,7 @@ and changes nothing on a mistake; status answers for a daemon that does not; a
 step that does not end is told from a client that does not read.
 """
 import ctypes
+import fcntl
 import glob
 import json
 import os
@@ -194,6 +195,49 @@ def reload_and_end_while_a_check_waits():
         stopping = waits()
         assert d.p.wait(60) == 0
         return taken and reloaded and stopping
+
+
+def a_page_cut_short_harms_no_reader():
+    """Its owner truncates it again and again while others look."""
+    with Daemon("--engine", "null") as d:
+        with open(d.socket + ".stats", "rb") as f:
+            page = f.read()
+        at = os.path.join(d.dir, "hostile")
+        env = dict(os.environ, DCPD_SOCKET=at)
+        cut = subprocess.Popen([sys.executable, "-c", """if True:
+            import fcntl, os, sys
+            page = sys.stdin.buffer.read()
+            fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            while True:
+                os.pwrite(fd, page, 0)
+                for i in range(9):
+                    pass
+                os.ftruncate(fd, 0)
+            """, at + ".stats"], stdin=subprocess.PIPE)
+        cut.stdin.write(page)
+        cut.stdin.close()
+        until("a page", lambda: os.path.exists(at + ".stats"))
+        try:
+            ends = [subprocess.run([binary("dcpctl"), "status", "-j"],
+                                   env=env, capture_output=True,
+                                   timeout=60).returncode
+                    for _ in range(150)]
+        finally:
+            cut.kill()
+            cut.wait()
+        # 3: there was no page at that moment; 4: there was.
+        assert set(ends) <= {3, 4}, set(ends)
+        assert 4 in ends, "nobody saw a whole page"
+        # Names that are no text, a number of counters that is too large.
+        for at_byte, bad in ((24, b"\xff" * 32), (68, b"\xff" * 4)):
+            with open(at + ".stats", "wb") as f:
+                f.write(page[:at_byte] + bad + page[at_byte + len(bad):])
+                f.flush()
+                fcntl.flock(f, fcntl.LOCK_EX)
+                r = subprocess.run([binary("dcpctl"), "status", "-j"], env=env,
+                                   capture_output=True, timeout=60)
+                assert r.returncode in (3, 4), (at_byte, r)
 
 
 def nobody_may_write_the_page():
@@ -393,7 +437,8 @@ def a_rank_thread_that_stops_is_named():
 CASES = [
     reload_changes_what_it_can, a_mistake_changes_nothing,
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
-    status_answers_for_a_stopped_daemon, nobody_may_write_the_page,
+    status_answers_for_a_stopped_daemon, a_page_cut_short_harms_no_reader,
+    nobody_may_write_the_page,
     a_check_that_waits_delays_neither_a_reload_nor_the_end,
     a_long_step_is_stuck,
     a_client_that_does_not_read_is_not_a_stuck_daemon,
@@ -407,7 +452,8 @@ CASES = [
 SANITIZED = [
     reload_changes_what_it_can, a_mistake_changes_nothing,
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
-    status_answers_for_a_stopped_daemon, nobody_may_write_the_page,
+    status_answers_for_a_stopped_daemon, a_page_cut_short_harms_no_reader,
+    nobody_may_write_the_page,
     an_engine_that_fails_leaves_a_report, no_state_folder_is_a_mistake,
 ]
 
