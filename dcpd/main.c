@@ -72,6 +72,20 @@ handled_signals(void)
 	return set;
 }
 
+/*
+ * A reload may be asked for at any moment, by somebody who knows the process
+ * and not how far it is: from main on it waits, for serve().
+ */
+static void
+hold_hup(bool hold)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGHUP);
+	pthread_sigmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
+}
+
 static void *
 signal_main(void *arg)
 {
@@ -322,6 +336,7 @@ main(int argc, char **argv)
 	struct dcpd_err err = { 0 };
 	int code = EXIT_SUCCESS;
 
+	hold_hup(true);
 	/*
 	 * Left alone, the first large block that is freed has later ones of
 	 * its size come from the arenas, where small blocks that stay keep
@@ -334,6 +349,9 @@ main(int argc, char **argv)
 		return DCPD_EXIT_CONFIG;
 	}
 	dcpd_log_level(dcpd_options_log_level(&d.opt));
+	if (d.opt.help || d.opt.help_man || d.opt.help_conf || d.opt.version ||
+	    d.opt.plan)
+		hold_hup(false);	/* no daemon: nothing to reload */
 	if (d.opt.help) {
 		dcpd_flags_help(stdout);
 	} else if (d.opt.help_man) {

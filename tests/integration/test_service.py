@@ -134,6 +134,34 @@ def sighup_reloads():
         assert d.ctl_json("config")["queue-max"] == 8
 
 
+def sighup_waits_from_the_beginning():
+    """From the moment when the configuration is read, before any thread is
+    there to take signals. It is long, so that there is time to see that."""
+    conf = json.dumps(NULL) + " " * 900_000
+    d = Configured(conf)
+    with open(d.log, "wb") as log:
+        p = subprocess.Popen(d.args, stdin=subprocess.DEVNULL, stdout=log,
+                             stderr=log)
+    try:
+        read = 0
+        while read < len(conf):
+            with open(f"/proc/{p.pid}/io") as f:
+                read = int(f.readline().split()[1])
+            assert p.poll() is None
+        p.send_signal(signal.SIGHUP)
+        with open(f"/proc/{p.pid}/status") as f:
+            blocked = int(re.search(r"SigBlk:\s*(\w+)", f.read())[1], 16)
+        assert blocked >> signal.SIGHUP - 1 & 1, "SIGHUP is not held"
+        until("an end of the reload", lambda: p.poll() is not None or
+              "reloaded: " in d.tail())
+        assert p.poll() is None, f"ended with {p.returncode}"
+    finally:
+        p.terminate()
+        rc = p.wait(60)
+        d.stop()
+    assert rc == 0, rc
+
+
 def status_answers_for_a_stopped_daemon():
     with Daemon("--engine", "null", "--null-step-us", 1000, "--tp", 4,
                 "--dcp-size", 4) as d:
@@ -437,6 +465,7 @@ def a_rank_thread_that_stops_is_named():
 CASES = [
     reload_changes_what_it_can, a_mistake_changes_nothing,
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
+    sighup_waits_from_the_beginning,
     status_answers_for_a_stopped_daemon, a_page_cut_short_harms_no_reader,
     nobody_may_write_the_page,
     a_check_that_waits_delays_neither_a_reload_nor_the_end,
@@ -452,6 +481,7 @@ CASES = [
 SANITIZED = [
     reload_changes_what_it_can, a_mistake_changes_nothing,
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
+    sighup_waits_from_the_beginning,
     status_answers_for_a_stopped_daemon, a_page_cut_short_harms_no_reader,
     nobody_may_write_the_page,
     an_engine_that_fails_leaves_a_report, no_state_folder_is_a_mistake,
