@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <event2/buffer.h>
+
 #include "dcpd/base/bigjson.h"
 #include "plugins/http/call.h"
 
@@ -119,6 +121,20 @@ call_reply(struct call *call, int status, const char *content_type,
 	if (content_type != NULL)
 		server_set_header(call, "Content-Type", content_type);
 	server_reply(call, status, body, len);
+	call_free(call);
+}
+
+void
+call_reply_buffer(struct call *call, int status, const char *content_type,
+    struct evbuffer *b)
+{
+	if (b == NULL) {
+		call_no_memory(call);
+		return;
+	}
+	server_set_header(call, "Content-Type", content_type);
+	server_reply_buffer(call, status, b);
+	evbuffer_free(b);
 	call_free(call);
 }
 

@@ -42,24 +42,28 @@ token_json(const struct engine *e, uint32_t id, float logprob)
 }
 
 static json_t *
+with_tops(const struct gen *g, const struct gen_token *t)
+{
+	json_t *o = token_json(g->engine, t->id, t->logprob);
+	json_t *top = json_array();
+
+	for (uint32_t k = 0; k < t->n_top; k++)
+		json_array_append_new(top, token_json(g->engine,
+		    t->top[k].token, t->top[k].logprob));
+	json_object_set_new(o, "top_logprobs", top);
+	return o;
+}
+
+static json_t *
 logprobs_json(const struct gen *g, const struct gen_token *v, size_t n)
 {
-	json_t *list, *o, *top;
-	size_t i;
-	uint32_t k;
+	json_t *list;
 
 	if (!(g->p.r.flags & DCP_LOGPROBS))
 		return json_null();
 	list = json_array();
-	for (i = 0; i < n; i++) {
-		o = token_json(g->engine, v[i].id, v[i].logprob);
-		top = json_array();
-		for (k = 0; k < v[i].n_top; k++)
-			json_array_append_new(top, token_json(g->engine,
-			    v[i].top[k].token, v[i].top[k].logprob));
-		json_object_set_new(o, "top_logprobs", top);
-		json_array_append_new(list, o);
-	}
+	for (size_t i = 0; i < n; i++)
+		json_array_append_new(list, with_tops(g, &v[i]));
 	return json_pack("{s:o}", "content", list);
 }
 
@@ -96,6 +100,17 @@ message_json(const struct choice *c)
 	return m;
 }
 
+static int
+chat_probs(struct choice *c, uint32_t channel, const struct gen_token *v,
+    size_t n)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < n && rc == 0; i++)
+		rc = gen_prob(c, 0, with_tops(c->gen, &v[i]));
+	return rc;
+}
+
 static json_t *
 chat_whole(struct gen *g)
 {
@@ -108,7 +123,8 @@ chat_whole(struct gen *g)
 		json_array_append_new(choices, json_pack(
 		    "{s:I, s:o, s:o, s:s}", "index", (json_int_t)i,
 		    "message", message_json(c), "logprobs",
-		    logprobs_json(g, c->tokens.v, c->tokens.n),
+		    g->p.r.flags & DCP_LOGPROBS ? json_pack("{s:o}", "content",
+		    gen_probs(c, 0)) : json_null(),
 		    "finish_reason", finish_name(c->finish)));
 	}
 	return json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", g->id,
@@ -213,7 +229,8 @@ chat_end(struct gen *g)
 static const struct gen_style chat_style = {
 	.flags = GEN_FIELDS,
 	.id_prefix = "chatcmpl-", .begin = chat_begin, .delta = chat_delta,
-	.choice_end = chat_choice_end, .end = chat_end, .whole = chat_whole,
+	.choice_end = chat_choice_end, .end = chat_end,
+	.probs = chat_probs, .whole = chat_whole,
 };
 
 /* --- the request ------------------------------------------------------- */

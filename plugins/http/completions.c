@@ -59,61 +59,75 @@ top_json(const struct engine *e, const struct gen_token *t)
 	return o;
 }
 
-struct lists {
-	json_t *tokens, *logprobs, *tops, *offsets;
-};
+enum { TOKENS, LOGPROBS, TOPS, OFFSETS, LISTS };
+_Static_assert(LISTS <= GEN_LISTS, "a choice has a text for each");
 
-static void
-add_tokens(const struct engine *e, struct offset *at,
-    const struct gen_token *v, size_t n, struct lists *l)
+/* What a token adds to each list; false: no memory. */
+static bool
+one_token(const struct gen *g, struct choice *c, const struct gen_token *t,
+    json_t *v[LISTS])
 {
-	json_t *name;
+	struct offset *at = c->arg;
 
-	for (size_t i = 0; i < n; i++) {
-		name = engine_token_json(e, v[i].id);
-		json_array_append_new(l->offsets, json_integer(at->chars));
-		at->chars += n_chars(name);
-		json_array_append_new(l->tokens, name);
-		json_array_append_new(l->logprobs, isnan(v[i].logprob) ?
-		    json_null() : json_real(isfinite(v[i].logprob) ?
-		    (double)v[i].logprob : -9999.0));
-		json_array_append_new(l->tops, top_json(e, &v[i]));
-	}
+	if (at == NULL)
+		at = c->arg = calloc(1, sizeof *at);
+	if (at == NULL)
+		return false;
+	v[TOKENS] = engine_token_json(g->engine, t->id);
+	v[LOGPROBS] = isnan(t->logprob) ? json_null() :
+	    json_real(isfinite(t->logprob) ? (double)t->logprob : -9999.0);
+	v[TOPS] = top_json(g->engine, t);
+	v[OFFSETS] = json_integer(at->chars);
+	at->chars += n_chars(v[TOKENS]);
+	return true;
 }
 
-static struct lists
-lists_new(void)
-{
-	return (struct lists){ json_array(), json_array(), json_array(),
-	    json_array() };
-}
-
+/* Of four lists, which are stolen. */
 static json_t *
-lists_json(const struct lists *l)
+lists_json(json_t *const l[LISTS])
 {
-	return json_pack("{s:o, s:o, s:o, s:o}", "tokens", l->tokens,
-	    "token_logprobs", l->logprobs, "top_logprobs", l->tops,
-	    "text_offset", l->offsets);
+	return json_pack("{s:o, s:o, s:o, s:o}", "tokens", l[TOKENS],
+	    "token_logprobs", l[LOGPROBS], "top_logprobs", l[TOPS],
+	    "text_offset", l[OFFSETS]);
+}
+
+/* Is this channel's text part of the answer? */
+static bool
+is_told(const struct gen *g, uint32_t channel)
+{
+	const struct completion *o = g->arg;
+
+	return channel == DCP_CH_PROMPT ? o->echo : !o->no_answer;
 }
 
 /* --- the whole --------------------------------------------------------- */
 
+static int
+completion_probs(struct choice *c, uint32_t channel,
+    const struct gen_token *v, size_t n)
+{
+	json_t *one[LISTS];
+	int rc = 0;
+
+	for (size_t i = 0; i < n && is_told(c->gen, channel); i++) {
+		if (!one_token(c->gen, c, &v[i], one))
+			return -ENOMEM;
+		for (uint32_t k = 0; k < LISTS; k++)
+			rc = gen_prob(c, k, one[k]) != 0 ? -ENOMEM : rc;
+	}
+	return rc;
+}
+
 static json_t *
 whole_logprobs(const struct gen *g, const struct choice *c)
 {
-	const struct completion *o = g->arg;
-	struct offset at = { 0 };
-	struct lists l;
+	json_t *l[LISTS];
 
 	if (!(g->p.r.flags & DCP_LOGPROBS))
 		return json_null();
-	l = lists_new();
-	if (o->echo)
-		add_tokens(g->engine, &at, c->prompt_tokens.v,
-		    c->prompt_tokens.n, &l);
-	if (!o->no_answer)
-		add_tokens(g->engine, &at, c->tokens.v, c->tokens.n, &l);
-	return lists_json(&l);
+	for (uint32_t k = 0; k < LISTS; k++)
+		l[k] = gen_probs(c, k);
+	return lists_json(l);
 }
 
 static json_t *
@@ -179,25 +193,25 @@ chunk(struct gen *g, json_t *choices, bool with_usage)
 static json_t *
 piece_logprobs(struct gen *g, struct choice *c, const struct gen_delta *d)
 {
-	struct lists l;
+	json_t *l[LISTS], *one[LISTS];
 
 	if (!(g->p.r.flags & DCP_LOGPROBS) || d->n_tokens == 0)
 		return json_null();
-	if (c->arg == NULL)
-		c->arg = calloc(1, sizeof(struct offset));
-	if (c->arg == NULL)
-		return json_null();
-	l = lists_new();
-	add_tokens(g->engine, c->arg, d->tokens, d->n_tokens, &l);
-	return lists_json(&l);
+	for (uint32_t k = 0; k < LISTS; k++)
+		l[k] = json_array();
+	for (uint32_t i = 0; i < d->n_tokens; i++) {
+		if (!one_token(g, c, &d->tokens[i], one))
+			break;
+		for (uint32_t k = 0; k < LISTS; k++)
+			json_array_append_new(l[k], one[k]);
+	}
+	return lists_json(l);
 }
 
 static void
 completion_delta(struct gen *g, struct choice *c, const struct gen_delta *d)
 {
-	const struct completion *o = g->arg;
-
-	if (d->channel == DCP_CH_PROMPT ? !o->echo : o->no_answer)
+	if (!is_told(g, d->channel))
 		return;
 	chunk(g, json_pack("[{s:I, s:s%, s:o, s:n}]", "index",
 	    (json_int_t)c->index, "text", d->text, d->len,
@@ -225,7 +239,7 @@ static const struct gen_style completion_style = {
 	.flags = GEN_FIELDS,
 	.id_prefix = "cmpl-", .delta = completion_delta,
 	.choice_end = completion_choice_end, .end = completion_end,
-	.whole = completion_whole, .free = free,
+	.probs = completion_probs, .whole = completion_whole, .free = free,
 };
 
 /* --- the prompts ------------------------------------------------------- */

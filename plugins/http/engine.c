@@ -16,7 +16,8 @@
 #define CONNECT_MS 500
 #define RETRY_US 100000		/* between two looks for an engine */
 #define RESUME_US 2000		/* after the ring was full */
-#define EVENTS_AT_ONCE 256	/* then sockets have their turn */
+#define EVENTS_AT_ONCE 256	/* then sockets have their turn, */
+#define EVENTS_S 0.01		/* or after so long: logprobs take their time */
 
 struct engine {
 	struct http *http;
@@ -24,6 +25,7 @@ struct engine {
 	struct event *ev;		/* its descriptor */
 	struct event *retry;		/* while not connected */
 	struct event *resume;
+	struct event *again;		/* more events wait */
 	json_t *info;
 	char *model;
 	uint32_t context;
@@ -86,20 +88,31 @@ on_events(evutil_socket_t fd, short what, void *arg)
 {
 	struct engine *e = arg;
 	const struct dcp_event *ev;
+	double until = http_now() + EVENTS_S;
 	int i, rc = 0;
 
-	for (i = 0; i < EVENTS_AT_ONCE; i++) {
+	for (i = 0; i < EVENTS_AT_ONCE && http_now() < until; i++) {
 		rc = dcp_next(e->dcp, 0, &ev);
 		if (rc != 0)
 			break;
 		deliver(e, ev);
 		dcp_event_release(e->dcp, ev);
 	}
+	/* There is more. Not event_active: that runs before any socket. */
 	if (rc == 0)
-		event_active(e->ev, EV_READ, 0);	/* there is more */
+		arm(e->again, 0);
 	else if (rc != -EAGAIN && rc != -EINTR)
 		lost(e, rc == -EPIPE ? "it closed the connection" :
 		    dcp_error_text());
+}
+
+static void
+on_again(evutil_socket_t fd, short what, void *arg)
+{
+	struct engine *e = arg;
+
+	if (e->dcp != NULL)
+		on_events(fd, what, e);
 }
 
 /* The served name: configured, or what the status says. */
@@ -426,7 +439,8 @@ engine_new(struct http *http, struct engine **out)
 	TAILQ_INIT(&e->gens);
 	e->retry = event_new(http->base, -1, 0, on_retry, e);
 	e->resume = event_new(http->base, -1, 0, on_resume, e);
-	if (e->retry == NULL || e->resume == NULL) {
+	e->again = event_new(http->base, -1, 0, on_again, e);
+	if (e->retry == NULL || e->resume == NULL || e->again == NULL) {
 		engine_free(e);
 		return -ENOMEM;
 	}
@@ -447,6 +461,8 @@ engine_free(struct engine *e)
 		event_free(e->retry);
 	if (e->resume != NULL)
 		event_free(e->resume);
+	if (e->again != NULL)
+		event_free(e->again);
 	json_decref(e->info);
 	free(e->model);
 	free(e);

@@ -36,7 +36,11 @@ int choice_take(struct choice *, const struct dcp_event *, bool *call_begins);
 int choice_hold(struct choice *, const struct dcp_event *, bool call_begins);
 size_t held_size(const struct held *);		/* bytes */
 void held_free(struct held *);
+size_t choice_probs(const struct choice *);	/* bytes */
 void choice_clear(struct choice *);
+/* o, which is stolen, as text with the lists of all choices; NULL: no memory.
+ * The lists go with it. */
+struct evbuffer *gen_dump(struct gen *, json_t *o);
 int gen_tokens_add(struct gen_tokens *, const struct dcp_event *);
 void gen_tokens_free(struct gen_tokens *);
 

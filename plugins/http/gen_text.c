@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include <event2/buffer.h>
+
 #include "plugins/http/engine.h"
 
 #define HELD_JOIN (64u << 10)	/* bytes of text that one held piece gathers */
@@ -153,6 +155,22 @@ text_of(struct choice *c, const struct dcp_event *ev, bool *begins)
 	}
 }
 
+static int
+take_probs(struct choice *c, const struct dcp_event *ev)
+{
+	const struct gen_style *style = c->gen->style;
+	struct gen_tokens t = { 0 };
+	int rc;
+
+	if (style->probs == NULL || ev->n_logprobs == 0)
+		return 0;
+	rc = gen_tokens_add(&t, ev);
+	if (rc == 0)
+		rc = style->probs(c, ev->channel, t.v, t.n);
+	gen_tokens_free(&t);
+	return rc;
+}
+
 int
 choice_take(struct choice *c, const struct dcp_event *ev, bool *begins)
 {
@@ -171,9 +189,8 @@ choice_take(struct choice *c, const struct dcp_event *ev, bool *begins)
 	}
 	if (keep && ev->text_len > 0)
 		rc = text_add(t, ev->text, ev->text_len);
-	if (keep && rc == 0)
-		rc = gen_tokens_add(prompt ? &c->prompt_tokens : &c->tokens,
-		    ev);
+	if (!c->gen->p.stream && rc == 0)
+		rc = take_probs(c, ev);
 	return rc;
 }
 
@@ -194,9 +211,93 @@ choice_clear(struct choice *c)
 	text_free(&c->prompt);
 	text_free(&c->reasoning);
 	text_free(&c->content);
-	gen_tokens_free(&c->prompt_tokens);
-	gen_tokens_free(&c->tokens);
+	for (uint32_t i = 0; i < GEN_LISTS; i++)
+		text_free(&c->probs[i]);
 	free(c->arg);
+}
+
+/* --- logprobs of an answer that is no stream ---------------------------- */
+
+static int
+add_json(const char *s, size_t len, void *arg)
+{
+	return text_add(arg, s, len);
+}
+
+int
+gen_prob(struct choice *c, uint32_t list, json_t *v)
+{
+	struct text *t = &c->probs[list];
+	int rc = v == NULL || json_dump_callback(v, add_json, t, JSON_COMPACT |
+	    JSON_ENCODE_ANY) != 0 ? -ENOMEM : text_add(t, ",", 1);
+
+	json_decref(v);
+	return rc;
+}
+
+json_t *
+gen_probs(const struct choice *c, uint32_t list)
+{
+	return json_sprintf("%s.%u.%u", c->gen->mark, c->index, list);
+}
+
+size_t
+choice_probs(const struct choice *c)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < GEN_LISTS; i++)
+		n += c->probs[i].cap;
+	return n;
+}
+
+static void
+free_it(const void *data, size_t len, void *arg)
+{
+	free(arg);
+}
+
+/* "[", the list without its last comma, "]"; the list goes with it. */
+static int
+add_list(struct evbuffer *b, struct text *t)
+{
+	int rc = evbuffer_add(b, "[", 1);
+
+	if (rc == 0 && t->len > 0)
+		rc = evbuffer_add_reference(b, t->s, t->len - 1, free_it,
+		    t->s);
+	if (rc == 0 && t->len > 0)
+		*t = (struct text){ 0 };
+	return rc != 0 ? rc : evbuffer_add(b, "]", 1);
+}
+
+struct evbuffer *
+gen_dump(struct gen *g, json_t *o)
+{
+	char *s = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL, *at, *end;
+	struct evbuffer *b = evbuffer_new();
+	int rc = s == NULL || b == NULL ? -1 : 0;
+	const char *p = s;
+	unsigned long c, list;
+
+	json_decref(o);
+	while (rc == 0 && (at = strstr(p, g->mark)) != NULL) {
+		c = strtoul(at + strlen(g->mark) + 1, &end, 10);
+		list = strtoul(end + 1, &end, 10);
+		/* without the quotes */
+		rc = evbuffer_add(b, p, (size_t)(at - 1 - p));
+		if (rc == 0)
+			rc = add_list(b, &g->choice[c].probs[list]);
+		p = end + 1;
+	}
+	if (rc == 0)
+		rc = evbuffer_add(b, p, strlen(p));
+	free(s);
+	if (rc == 0)
+		return b;
+	if (b != NULL)
+		evbuffer_free(b);
+	return NULL;
 }
 
 /* --- what waits -------------------------------------------------------- */

@@ -118,23 +118,12 @@ fail_errno(struct gen *g, int error, const char *message)
 
 /* --- gathering --------------------------------------------------------- */
 
-/*
- * What an event adds to an answer that is no stream, when that is JSON: some
- * 1.2 KB for a token with its logprob and 150 bytes for each alternative, as
- * measured; text is there twice.
- */
-static uint64_t
-answer_cost(const struct gen *g, const struct dcp_event *ev)
-{
-	return 2 * ev->text_len + (uint64_t)ev->n_logprobs *
-	    (1200 + 150 * (uint64_t)g->p.r.top_logprobs);
-}
-
-/* The largest pays, whoever is the last straw. */
+/* So many bytes more of an answer that is no stream. The largest pays, whoever
+ * is the last straw. */
 static void
-gather(struct gen *g, const struct dcp_event *ev)
+gather(struct gen *g, uint64_t cost)
 {
-	uint64_t cost = answer_cost(g, ev), *sum = engine_gathered(g->engine);
+	uint64_t *sum = engine_gathered(g->engine);
 	struct gen *k, *most = g;
 
 	g->gathered += cost;
@@ -189,10 +178,10 @@ static void
 whole(struct gen *g)
 {
 	struct call *call = g->call;
-	json_t *o = g->style->whole(g);
+	struct evbuffer *b = gen_dump(g, g->style->whole(g));
 
 	finish(g);
-	call_reply_json(call, 200, o);
+	call_reply_buffer(call, 200, "application/json", b);
 }
 
 static void
@@ -258,6 +247,7 @@ static void
 on_delta(struct choice *c, const struct dcp_event *ev)
 {
 	struct gen *g = c->gen;
+	size_t before = choice_probs(c);
 	bool begins = false;
 	int n = 0;
 
@@ -265,8 +255,8 @@ on_delta(struct choice *c, const struct dcp_event *ev)
 		fail(g, 503, "out_of_memory", "no memory for the answer");
 		return;
 	}
-	if (!g->p.stream)
-		gather(g, ev);
+	if (!g->p.stream)	/* text is there twice, in the end */
+		gather(g, 2 * ev->text_len + choice_probs(c) - before);
 	if (!g->p.stream || (ev->text_len == 0 && ev->n_logprobs == 0 &&
 	    !begins))
 		return;
@@ -495,6 +485,7 @@ gen_start(struct call *call, const struct gen_style *style, struct params *p,
 	TAILQ_INSERT_TAIL(engine_gens(e), g, link);
 	random_id(g->id, sizeof g->id, style->id_prefix != NULL ?
 	    style->id_prefix : "");
+	random_id(g->mark, sizeof g->mark, "list:");
 	if (!engine_is_ready(e, call)) {
 		finish(g);
 	} else if ((uint64_t)n_prompts * g->p.n > MAX_CHOICES) {

@@ -38,6 +38,7 @@
 struct event_base;
 struct server;
 struct engine;
+struct evbuffer;
 struct call;
 struct gen;
 
@@ -117,6 +118,9 @@ void call_forget_body(struct call *);
 void call_reply(struct call *, int status, const char *content_type,
     const char *body, size_t len);
 void call_reply_json(struct call *, int status, json_t *steals);
+/* 503 where there is none. */
+void call_reply_buffer(struct call *, int status, const char *content_type,
+    struct evbuffer *steals);
 /* A header more; before the answer. Values are ours, never a client's. */
 void call_set_header(struct call *, const char *name, const char *value);
 /* In the API's form; type by the status. 503 gets Retry-After. */
@@ -260,6 +264,8 @@ struct gen_call {		/* one tool call */
 	struct text name, args;
 };
 
+#define GEN_LISTS 4
+
 /* One answer. Text is gathered unless it streams. */
 struct choice {
 	struct ereq ereq;		/* generate.c's; the first member */
@@ -269,7 +275,7 @@ struct choice {
 	struct text reasoning, content;
 	struct gen_call *calls;
 	uint32_t n_calls;
-	struct gen_tokens prompt_tokens, tokens;	/* with DCP_LOGPROBS */
+	struct text probs[GEN_LISTS];	/* gen_prob's, a comma behind each */
 	uint32_t finish;	/* DCP_FINISH_*; NONE: it still runs */
 	uint32_t stop;		/* the stop string that ended it, from 1 */
 	struct dcp_usage usage;	/* so far; .cached_tokens at the end */
@@ -310,7 +316,14 @@ struct gen_style {
 	/* In mid-stream; NULL: data: {"error":...} and [DONE]. */
 	void (*failed)(struct gen *, int status, const char *code,
 	    const char *message);
-	/* Not a stream: the answer. */
+	/*
+	 * Not a stream: tokens of a channel with their logprobs, by gen_prob as
+	 * they come, since to write a hundred thousand at the end would hold up
+	 * everybody else. -ENOMEM.
+	 */
+	int (*probs)(struct choice *, uint32_t channel,
+	    const struct gen_token *, size_t n);
+	/* Not a stream: the answer, with gen_probs for what these are in. */
 	json_t *(*whole)(struct gen *);
 	void (*free)(void *arg);
 };
@@ -321,6 +334,7 @@ struct gen {
 	struct params p;
 	void *arg;			/* the API's own */
 	char id[48];
+	char mark[32];			/* gen_probs's: nobody can know it */
 	int64_t created;		/* seconds since 1970 */
 	char *model;			/* served name */
 	struct choice *choice;
@@ -334,7 +348,7 @@ struct gen {
 	bool finished;			/* answered; events are dropped */
 	double t_start;
 	size_t held_bytes;
-	uint64_t gathered;		/* bytes, as answer_cost has them */
+	uint64_t gathered;		/* bytes */
 	TAILQ_ENTRY(gen) link;
 };
 
@@ -350,6 +364,11 @@ struct gen_prompt {
 };
 void gen_start(struct call *, const struct gen_style *, struct params *,
     const struct gen_prompt *prompts, uint32_t n_prompts, void *arg);
+
+/* One more of a list of a choice, as text; the value is stolen. -ENOMEM. */
+int gen_prob(struct choice *, uint32_t list, json_t *);
+/* What stands in an answer for that list. */
+json_t *gen_probs(const struct choice *, uint32_t list);
 
 const char *finish_name(uint32_t finish);	/* "stop", "length", ... */
 /* Of all choices; the prompt of one prompt's choices counts once. */

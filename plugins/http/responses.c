@@ -185,21 +185,35 @@ one_logprob(const struct gen *g, uint32_t id, float logprob)
 }
 
 static json_t *
+with_tops(const struct gen *g, const struct gen_token *t)
+{
+	json_t *o = one_logprob(g, t->id, t->logprob), *top = json_array();
+
+	for (size_t k = 0; k < t->n_top; k++)
+		json_array_append_new(top, one_logprob(g, t->top[k].token,
+		    t->top[k].logprob));
+	json_object_set_new(o, "top_logprobs", top);
+	return o;
+}
+
+static json_t *
 logprobs(const struct gen *g, const struct gen_token *v, size_t n)
 {
-	json_t *list = json_array(), *o, *top;
-	size_t i, k;
+	json_t *list = json_array();
 
-	for (i = 0; i < n; i++) {
-		top = json_array();
-		for (k = 0; k < v[i].n_top; k++)
-			json_array_append_new(top, one_logprob(g,
-			    v[i].top[k].token, v[i].top[k].logprob));
-		o = one_logprob(g, v[i].id, v[i].logprob);
-		json_object_set_new(o, "top_logprobs", top);
-		json_array_append_new(list, o);
-	}
+	for (size_t i = 0; i < n; i++)
+		json_array_append_new(list, with_tops(g, &v[i]));
 	return list;
+}
+
+static int
+probs(struct choice *c, uint32_t channel, const struct gen_token *v, size_t n)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < n && rc == 0; i++)
+		rc = gen_prob(c, 0, with_tops(c->gen, &v[i]));
+	return rc;
 }
 
 /* probs is stolen; NULL: none. */
@@ -308,8 +322,8 @@ whole(struct gen *g)
 		item_id(g, "msg", json_array_size(out), id, sizeof id);
 		json_array_append_new(out, message_item(id,
 		    c->n_calls > 0 ? "completed" : part,
-		    text_part(&c->content, c->tokens.n > 0 ?
-		    logprobs(g, c->tokens.v, c->tokens.n) : NULL)));
+		    text_part(&c->content, c->probs[0].len > 0 ?
+		    gen_probs(c, 0) : NULL)));
 	}
 	for (i = 0; i < c->n_calls; i++) {
 		item_id(g, "fc", json_array_size(out), id, sizeof id);
@@ -647,7 +661,7 @@ static const struct gen_style style = {
 	.delta = delta,
 	.end = end,
 	.failed = failed,
-	.whole = whole,
+	.probs = probs, .whole = whole,
 	.free = stream_free,
 };
 

@@ -735,21 +735,31 @@ without_body(struct call *call, size_t len)
 }
 
 void
-server_reply(struct call *call, int status, const char *body, size_t len)
+server_reply_buffer(struct call *call, int status, struct evbuffer *b)
 {
 	struct evhttp_request *req = call->req;
-	struct evbuffer *b;
 
 	if (call->conn == NULL) {
 		evhttp_request_free(req);
 		return;
 	}
-	b = evhttp_request_get_output_buffer(req);
-	len = without_body(call, len);
-	if (len > 0 && evbuffer_add(b, body, len) != 0)
+	if (b != NULL && without_body(call, evbuffer_get_length(b)) > 0 &&
+	    evbuffer_add_buffer(evhttp_request_get_output_buffer(req), b) != 0)
 		status = 500;
 	release(call);
 	evhttp_send_reply(req, status, NULL, NULL);
+}
+
+void
+server_reply(struct call *call, int status, const char *body, size_t len)
+{
+	struct evbuffer *b = evbuffer_new();
+
+	if (b == NULL || (len > 0 && evbuffer_add(b, body, len) != 0))
+		status = 500;
+	server_reply_buffer(call, status, b);
+	if (b != NULL)
+		evbuffer_free(b);
 }
 
 void

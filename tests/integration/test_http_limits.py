@@ -674,9 +674,9 @@ def so_are_those_that_are_kept(_):
 
 def answers_are_bounded_in_all(_):
     """Logprobs take a hundred times what they tell; the largest pays."""
-    with Configured({"max_answers": 64 << 20}, *NULL, "--null-pages", 20000,
+    with Configured({"max_answers": 32 << 20}, *NULL, "--null-pages", 20000,
                     "--chunked-prefill-size", 8192) as d:
-        many = {"prompt": [[20] * 4000] * 4, "max_tokens": 0, "echo": True,
+        many = {"prompt": [[20] * 4000] * 40, "max_tokens": 0, "echo": True,
                 "logprobs": 20}
         few = dict(many, prompt=[20] * 4000)
         for _ in range(3):
@@ -694,6 +694,38 @@ def answers_are_bounded_in_all(_):
                            dict(many, stream=True)))
             assert s.answer()[0] == 200
         assert "max_answers" in d.tail(99)
+
+
+def a_large_answer_holds_up_nobody(d):
+    """Megabytes of logprobs: a reader of something else waits for a small part of
+    the time that they take."""
+    n, worst, done = 40000, 0, threading.Event()
+
+    def ask():
+        status, _, body = d.ask("POST", "/v1/completions", {
+            "prompt": [20] * n, "max_tokens": 0, "echo": True, "logprobs": 20})
+        said.append((status, body))
+        done.set()
+
+    said, begun = [], time.monotonic()
+    t = threading.Thread(target=ask)
+    t.start()
+    while not done.is_set():
+        s = time.monotonic()
+        assert d.ask("GET", "/health")[0] == 200
+        worst = max(worst, time.monotonic() - s)
+    t.join()
+    took = time.monotonic() - begun
+    status, body = said[0]
+    assert status == 200, body[:200]
+    lists = json.loads(body)["choices"][0]["logprobs"]
+    assert all(len(x) == n for x in lists.values()), {
+        k: len(x) for k, x in lists.items()}
+    assert lists["text_offset"] == [
+        i * len(lists["tokens"][0]) for i in range(n)]
+    assert len(lists["top_logprobs"][n - 1]) >= 20
+    assert worst < took / 4, (worst, took)
+    return f"{len(body) >> 20} MiB in {took:.2f} s, others {worst:.3f} s"
 
 
 def a_turn_of_many_parts_is_read_at_once(d):
@@ -826,6 +858,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         bodies_that_are_gone_take_no_memory,
         the_largest_body_pays_for_it,
         so_are_those_that_are_kept, answers_are_bounded_in_all,
+        a_large_answer_holds_up_nobody,
         a_turn_of_many_parts_is_read_at_once, a_full_queue_is_503,
         listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
         a_port_in_use_ends_the_start)
