@@ -134,7 +134,7 @@ own_words(int status)
 		    "Transfer-Encoding";
 	case 413:
 		return "the body is larger than 32 MiB, or the size of a chunk "
-		    "cannot be read";
+		    "cannot be read: a hexadecimal number, no extensions";
 	case 417:
 		return "Expect: only 100-continue is known";
 	case 501:

@@ -277,6 +277,15 @@ def chunked_bodies_are_read(d):
         s.send(b"0\r\n\r\n" + request("GET", "/health"))
         assert s.answer()[0] == 200
         assert s.answer()[0] == 200
+    # libevent knows no extensions: refused, and what follows is no request.
+    for size in (b"%x;a=b" % len(raw), b"0;a", b"z", b"-1"):
+        with Raw(d.port) as s:
+            s.send(b"POST /v1/completions HTTP/1.1\r\n"
+                   b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\n" +
+                   raw + b"\r\n0\r\n\r\n" + request("GET", "/health"))
+            status, _, body = s.answer()
+            assert (status, error(body)["code"]) == (413, "bad_http"), size
+            assert closes(s) and s.buf == b"", (size, s.buf)
 
 
 def an_old_client_gets_a_stream_that_ends(d):
