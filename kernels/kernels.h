@@ -279,6 +279,8 @@ struct dcpk_bytes {
 	uint64_t workspace;
 	uint64_t graphs;	/* CUDA graphs: planned by graphs.h, measured
 				   as they are captured */
+	uint64_t comm;		/* NCCL's own: planned by comm.h, measured when
+				   it is opened */
 	uint64_t host;		/* pages outside the pools, of all ranks: rank
 				   0's entry; no device memory */
 };

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "dcpd/kv/memplan.h"
+#include "kernels/comm.h"
 #include "kernels/graphs.h"
 
 /* Pool rows are counted in 32 bits, the sink's included. */
@@ -152,8 +153,10 @@ fixed_bytes(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 		for (r = 0; r < topo->world; r++)
 			p->rank[r].workspace = estimate_workspace(in, topo);
 		dcpd_memplan_setup(in, topo, 1, 0, &s);
-		for (r = 0; r < topo->world; r++)
+		for (r = 0; r < topo->world; r++) {
 			p->rank[r].graphs = dcpk_graph_bytes(&s);
+			p->rank[r].comm = dcpk_comm_bytes(&s);
+		}
 	}
 	rc = dcpd_weights_bytes(in->cfg, topo, in->device, in->flags,
 	    p->rank);
@@ -165,7 +168,7 @@ static uint64_t
 fixed_of(const struct dcpk_bytes *b)
 {
 	return b->weights + b->weights_attn + b->weights_rep +
-	    b->weights_mtp + b->workspace + b->graphs;
+	    b->weights_mtp + b->workspace + b->graphs + b->comm;
 }
 
 /*
@@ -334,7 +337,8 @@ charge_pools(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 		    asked[r].index == p->rank[r].index &&
 		    asked[r].host == p->rank[r].host &&
 		    asked[r].workspace == p->rank[r].workspace &&
-		    asked[r].graphs == p->rank[r].graphs);
+		    asked[r].graphs == p->rank[r].graphs &&
+		    asked[r].comm == p->rank[r].comm);
 	return 0;
 }
 

@@ -26,6 +26,7 @@ static const struct column {
 	COLUMN("index", index),
 	COLUMN("workspace", workspace),
 	COLUMN("graphs", graphs),
+	COLUMN("NCCL", comm),
 #undef COLUMN
 };
 #define COLUMNS (sizeof columns / sizeof *columns)

@@ -15,6 +15,7 @@
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/fail.h"
+#include "kernels/comm.h"
 #include "kernels/graphs.h"
 
 static_assert(DCPK_FAST_KEYS == DCPG_MAX_SHARD, "graphs.h, dcpg.h");
@@ -372,6 +373,7 @@ cuda_bytes(const dcpk_setup *s, dcpk_bytes *b)
 		b[i].index = keys_bytes(c) + scales_bytes(c);
 		b[i].workspace = carve(c, &c->r[i], i, NULL);
 		b[i].graphs = dcpk_graph_bytes(s);
+		b[i].comm = dcpk_comm_bytes(s);
 	}
 	b[0].workspace += dcpg_sort_bytes(s->model.vocab, c->cap_samples);
 	b[0].host = dcpg_host_bytes(c);

@@ -619,6 +619,37 @@ START_TEST(fraction_is_of_device_memory)
 }
 END_TEST
 
+/* What NCCL takes leaves less for KV, where it is used: not by events, and not
+ * with one rank. */
+START_TEST(nccl_is_in_the_plan)
+{
+	struct dcpd_memplan_in in;
+	uint64_t budget;
+	char *text;
+
+	read_config("deepseek-v3.2", "{\"num_hidden_layers\": 4}");
+	in = input("cuda", 2, 1, 2, DCPK_KV_FP8);
+	in.device_bytes = 139ull << 30;
+	make_plan(&in);
+	budget = plan.budget;
+	ck_assert_uint_eq(plan.rank[1].comm, 0);
+	in.comm = DCPK_COMM_NCCL;
+	make_plan(&in);
+	/* 860 MiB were measured */
+	ck_assert_uint_ge(plan.rank[1].comm, 860ull << 20);
+	ck_assert_uint_eq(budget - plan.budget, plan.rank[1].comm);
+	text = dcpd_memplan_text(&in, &plan, NULL);
+	ck_assert_ptr_nonnull(strstr(text, "NCCL"));
+	free(text);
+	in = input("cuda", 1, 1, 1, DCPK_KV_FP8);
+	in.device_bytes = 1390ull << 30;
+	in.comm = DCPK_COMM_NCCL;
+	make_plan(&in);
+	ck_assert_uint_eq(plan.rank[0].comm, 0);
+	dcpd_config_free(&cfg);
+}
+END_TEST
+
 /* --- the table and the JSON ----------------------------------------------- */
 
 START_TEST(table_and_json_say_the_same)
@@ -698,6 +729,7 @@ main(void)
 	tcase_add_test(t, report_only_tells_instead);
 	tcase_add_test(t, formats_are_checked);
 	tcase_add_test(t, fraction_is_of_device_memory);
+	tcase_add_test(t, nccl_is_in_the_plan);
 	tcase_add_test(t, table_and_json_say_the_same);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
