@@ -1,13 +1,14 @@
 #!/usr/bin/python3
 """A GPU that breaks under the daemon ends it, as doc/design.md 8 says.
 
-    failstop.py STAGE LIBFAULT [CASE...]        (sticky, events, flags)
+    failstop.py STAGE LIBFAULT [CASE...]        (sticky, events, flags, start)
 
 STAGE is an install tree (usr/local/sbin/dcpd and so on). A daemon on dcp-tiny
 decodes; then a kernel of libfault.so traps on its GPU (a sticky error), or
 holds every SM (a stuck peer; ranks that meet by events, or, on two GPUs, by
 flags; one GPU holds both ranks). The process must end by itself, not with
 status 0, after a line that says what was lost; a stuck step is told before.
+start: it is held while the daemon measures it, before it serves.
 """
 import os
 import re
@@ -64,6 +65,24 @@ def run(what, fault, args, seconds, lines):
     d.stop()
 
 
+def start(lines):
+    """A daemon that never comes up."""
+    from daemon import Daemon
+    env = dict(LD_PRELOAD=os.path.abspath(sys.argv[2]),
+               GPU_FAULT="product 0 1")
+    d = Daemon("--model", os.path.join(stage.SRC, "models/dcp-tiny"),
+               "--device", "cuda", "--kv-bytes-per-rank", "64MiB", env=env,
+               ready=45)
+    said = ""
+    try:
+        with d:
+            pass
+    except RuntimeError as e:
+        said = str(e)
+    ok = "ended with status" in said and all(x in said for x in lines)
+    check(ok, "held at start", said)
+
+
 def main():
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
@@ -71,8 +90,11 @@ def main():
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True,
                           text=True).stdout.count("GPU ")
     tp2 = ["--tp", 2, "--dcp-size", 2]
-    for case in sys.argv[3:] or ["sticky", "events", "flags"]:
-        if case == "sticky":
+    for case in sys.argv[3:] or ["sticky", "events", "flags", "start"]:
+        if case == "start":
+            start(["measuring did not end within 20 s", "rank 0 on GPU 0 does "
+                   "not answer, it is lost"])
+        elif case == "sticky":
             run("sticky error", "trap 0 8", [], 60, ["fault: trap", "cuda: "])
         elif case == "events":
             last = min(gpus, 2) - 1
