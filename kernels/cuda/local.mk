@@ -16,6 +16,7 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/where.py tests/gpu/rows_test.cu \
 	tests/gpu/value_test.cu \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
+	tests/gpu/memory.py \
 	tests/gpu/README
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/product.cu kernels/cuda/norm.cu kernels/cuda/attn_in.cu \
@@ -44,7 +45,7 @@ SUFFIXES = .cu
 	$(AM_V_GEN)$(MKDIR_P) $(@D) && \
 	    $(NVCC) $(NVCC_FLAGS) -I$(top_srcdir) -c $< -o $@
 $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
-	kernels/graphs.h kernels/fail.h \
+	kernels/graphs.h kernels/comm.h kernels/fail.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
 	kernels/cuda/attend_gather.cuh kernels/cuda/attend_wide.cuh \

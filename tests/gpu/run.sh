@@ -90,6 +90,8 @@ for p in block-v32 step-v32 block-fp8 step-fp8 step-glm-fp8 block-glm batch-v32 
 	two price-$p part price-$p 60 "$bin/libdcp_cuda.so" python3 \
 	    "$here/price.py" "$bin/fwd" "$bin/libdcp_cuda.so" $p
 done
+part memory 60 "$stage/usr/local/sbin/dcpd" python3 "$here/memory.py" \
+    "$stage"
 two agents part agents 150 "$stage/usr/local/sbin/dcpd" python3 \
     "$here/agents.py" "$stage"
 part where 60 "$bin/libtrace.so" python3 "$here/where.py" "$bin/fwd" \
