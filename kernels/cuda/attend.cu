@@ -21,9 +21,12 @@
 #include <errno.h>
 #include <math.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/attend_wide.cuh"
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace dcpg {
@@ -403,6 +406,19 @@ merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem)
 	write_owned<S>(g, smem, out, split, splits);
 }
 
+/* The block's share of its heads is where their owners read it. */
+template <class S>
+__device__ inline void
+tell_owners(const Args &g)
+{
+	uint32_t head = blockIdx.y * S::nh, first = head >> g.part_lg;
+	uint32_t n = ((head + S::nh - 1) >> g.part_lg) - first + 1;
+
+	bar_sync(BAR_OUT, S::work);
+	for (uint32_t i = threadIdx.x; i < n; i += S::work)
+		peer_arrive(g.to[first + i].arrived);
+}
+
 /* What the computing warps do. */
 template <class S>
 __device__ inline void
@@ -443,6 +459,8 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 	} else {
 		merge<S>(g, a, p, smem);
 	}
+	if (g.arrive)
+		tell_owners<S>(g);
 	__syncwarp();
 	if (clustered)
 		cluster_wait();		/* nobody needs this block any more */
@@ -609,6 +627,13 @@ struct Choice {
 	uint32_t splits, team;
 };
 
+uint32_t
+expected(const struct dcpg_attend *a)
+{
+	return a->expected > 0 && a->expected < a->max_count ? a->expected :
+	    a->max_count;
+}
+
 /* us; INFINITY where the device cannot run it. */
 double
 predict(const struct dcpg_attend *a, const Choice &c)
@@ -622,7 +647,7 @@ predict(const struct dcpg_attend *a, const Choice &c)
 		return INFINITY;
 	fit = c.e->fit[c.splits * c.team];
 	waves = (clusters + fit - 1) / fit;
-	stages = ((a->max_count + c.splits - 1) / c.splits + KEYS - 1) / KEYS;
+	stages = ((expected(a) + c.splits - 1) / c.splits + KEYS - 1) / KEYS;
 	t += c.e->stage * stages * (c.team > 1 ? 0.9 : 1);
 	if (c.splits > 1)
 		t += c.e->merge;
@@ -723,7 +748,19 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 	g.heads = a->heads;
 	g.list_stride = a->list_stride;
 	g.max_count = a->max_count;
+	g.expected = expected(a);
 	g.scale_log2 = a->scale * 1.4426950408889634f;
 	g.out_f32 = a->out_f32;
+	g.arrive = a->arrive && a->to != NULL;
 	return c.e->launch(g, a->rows, c.splits, (cudaStream_t)stream);
+}
+
+extern "C" uint32_t
+dcpg_attend_arrivals(const struct dcpg_attend *a)
+{
+	Choice c = choose(a);
+	uint32_t each = a->heads / (a->to != NULL ? a->parts : 1);
+
+	return c.e == NULL ? 0 : a->rows * c.splits * std::max(1u, each /
+	    c.e->shape.heads);
 }

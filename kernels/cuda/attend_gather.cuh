@@ -26,11 +26,11 @@ struct Args {
 	float *lse;
 	const struct dcpg_part *to;
 	uint32_t self;
-	uint32_t heads, list_stride, max_count;
+	uint32_t heads, list_stride, max_count, expected;
 	uint32_t part_lg;	/* log2 of a part's heads */
 	uint32_t team;		/* blocks that share rows */
 	float scale_log2;	/* scale * log2(e) */
-	bool out_f32;
+	bool out_f32, arrive;
 };
 
 /* BF16: rows are bf16, else packed fp8. NH heads, W computing warpgroups. */
@@ -156,8 +156,8 @@ filled(uint32_t n)
 /*
  * The gathering warps, 16 rows of a stage each. A lane holds an entry of the
  * list: the lower half those of an even stage, the upper half those of the
- * next. The first entries are read as if the list were full, while its count is
- * still on the way.
+ * next. The first entries are read as if the list had as many as expected, while
+ * its count is still on the way.
  */
 template <class S>
 __device__ inline void
@@ -167,7 +167,7 @@ gather(const Args &a, const Team &team, uint32_t smem)
 	uint32_t lane = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16;
 	uint32_t me = first + lane % 16 + lane / 16 * KEYS;
 	uint32_t full = smem + S::bar_off, empty = full + 64;
-	uint32_t guess = my_part(a.max_count).first + me, s = 0, turn = 0;
+	uint32_t guess = my_part(a.expected).first + me, s = 0, turn = 0;
 	uint32_t row = 0, next = 0, n, stages;
 	uint16_t all = team.mask();
 	Part part;

@@ -172,6 +172,16 @@ sends_o(const dcpk_ctx *c)
 	    c->s.wire != DCPK_WIRE_FP8;
 }
 
+/* Where rank `from` tells rank o's value.cu of outputs that it has written. */
+static uint32_t *
+arrivals(dcpk_ctx *c, const dcpg_rank *o, dcpg_rank *from)
+{
+	struct dcpg_peer p = dcpg_peer_of(c, from, 0);
+
+	return c->s.comm == DCPK_COMM_PEER ? dcpg::peer_arrivals(p, o->id,
+	    from->id) : NULL;
+}
+
 /* The table that attention of a rank looks its group's owners up in. */
 int
 dcpg_parts_open(dcpk_ctx *c, dcpg_rank *r)
@@ -181,7 +191,7 @@ dcpg_parts_open(dcpk_ctx *c, dcpg_rank *r)
 	for (uint32_t e = 0; c->D > 1 && e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
 
-		to[e] = { o->po, o->plse };
+		to[e] = { o->po, o->plse, arrivals(c, o, r) };
 	}
 	cudaSetDevice(r->dev);	/* behind what clears its memory */
 	return c->D == 1 ? 0 : dcpg_ok(cudaMemcpy(r->parts, to.data(),
@@ -201,9 +211,10 @@ sent_lse(const dcpk_ctx *c, const dcpg_rank *r, uint32_t from)
 	return r->plse + (size_t)from * c->rows * c->Hr;
 }
 
-/* Heads that attend.cu has: the fast kernel. */
-static int
-attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
+/* Heads that attend.cu has: the fast kernel. A rank's pool has its share of the
+ * keys that are selected. */
+static struct dcpg_attend
+fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 {
 	const dcpk_model *m = &c->s.model;
 	size_t at = (size_t)a->slot0 * a->heads;
@@ -220,15 +231,18 @@ attend_fast(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 		f.out = a->o16 + at * DCPG_LATENT;
 	f.lse = (a->lse ? a->lse : r->lse_unused) + at;
 	f.to = a->send ? r->parts : NULL;
+	f.arrive = c->s.comm == DCPK_COMM_PEER;
 	f.parts = c->D;
 	f.self = r->dr;
 	f.rows = rows;
 	f.heads = a->heads;
 	f.list_stride = m->topk;
 	f.max_count = m->topk;
+	if (!c->gathered)
+		f.expected = (m->topk + c->D - 1) / c->D;
 	f.kv = c->s.kv;
 	f.scale = m->attn_scale;
-	return dcpg_attend(&f, r->st);
+	return f;
 }
 
 static int
@@ -238,8 +252,11 @@ attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t rows)
 
 	if (rows == 0)
 		return 0;
-	if (has_fast(c, a->heads))
-		return attend_fast(c, r, a, rows);
+	if (has_fast(c, a->heads)) {
+		struct dcpg_attend f = fast_args(c, r, a, rows);
+
+		return dcpg_attend(&f, r->st);
+	}
 	a->kv = c->s.kv;
 	a->c = m->kv_lora;
 	a->r = m->rope;
@@ -272,12 +289,14 @@ q_bytes(const dcpk_ctx *c)
 	    sizeof(bf16);
 }
 
-/* Does q cross by pushes, or is it fetched after a meeting? */
+/* Does q cross by pushes, its RoPE included, or is it fetched after a meeting? */
 bool
 dcpg_pushes_q(const dcpk_ctx *c)
 {
+	const dcpk_model *m = &c->s.model;
+
 	return c->D > 1 && !c->gathered && c->s.comm == DCPK_COMM_PEER &&
-	    q_bytes(c) % 16 == 0;
+	    m->rope % 16 == 0 && m->kv_lora % 8 == 0 && m->nope % 8 == 0;
 }
 
 /* Where this rank's q stands in its own qg. */
@@ -287,10 +306,11 @@ dcpg_own_q(const dcpk_ctx *c, const dcpg_rank *r)
 	return r->qg + r->dr * (q_bytes(c) / sizeof(bf16));
 }
 
-/* A rank puts its q where its peers read it, and meets there (lane 1). */
+/* A rank puts its q where its group reads it, and has the group's (lane 1). */
 int
 dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
 {
+	const dcpk_model *m = &c->s.model;
 	struct dcpg_peer p = dcpg_peer_of(c, r, 1);
 	struct dcpg_push a = {};
 
@@ -298,10 +318,18 @@ dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
 	a.rows = c->rows;
 	a.bytes = q_bytes(c);
 	a.from_step = a.to_step = c->D * a.bytes;
+	a.first = r->group * c->D;
+	a.n = c->D;
 	for (uint32_t e = 0; e < c->D; e++)
 		if (e != r->dr)
-			a.to[a.n++] = (char *)c->r[r->group * c->D + e].qg +
-			    r->dr * a.bytes;
+			a.to[e] = (char *)c->r[a.first + e].qg + r->dr *
+			    a.bytes;
+	a.rope.from = r->qh + m->nope;
+	a.rope.step = m->nope + m->rope;
+	a.rope.heads = c->Hr;
+	a.rope.dims = m->rope;
+	a.rope.cos = r->cos;
+	a.rope.sin = r->sin;
 	return dcpg_peer_push(&p, &a, r->st) == 0 ? 0 :
 	    dcpg_ok(cudaErrorLaunchFailure, "push of q");
 }
@@ -342,6 +370,16 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, bool fp8)
 	a.ranks = merged ? 1 : c->D;
 	if (!merged && c->s.comm == DCPK_COMM_PEER)
 		a.peer = dcpg_peer_of(c, r, 0);
+	if (sent && c->s.comm == DCPK_COMM_PEER) {
+		att_args as = {};
+		struct dcpg_attend f;
+
+		as.heads = c->Hg;
+		as.send = true;
+		f = fast_args(c, r, &as, c->rows);
+		a.first = r->group * c->D;
+		a.arrivals = dcpg_attend_arrivals(&f);
+	}
 	return dcpg_value(&a, r->st);
 }
 

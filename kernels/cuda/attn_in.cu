@@ -594,6 +594,8 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	p.sx = qd;
 	p.sy = ld;
 	rc |= dcpg_product(r, &p);
+	if (dcpg_pushes_q(c))	/* does the rest */
+		return rc;
 	a.own = r->own;
 	a.qh = r->qh;
 	a.q = q;

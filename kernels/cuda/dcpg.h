@@ -57,6 +57,7 @@ struct dcpg_codes {
 struct dcpg_part {
 	void *out;
 	float *lse;
+	uint32_t *arrived;	/* see `arrive` */
 };
 
 struct dcpg_attend {
@@ -68,8 +69,12 @@ struct dcpg_attend {
 	float *lse;		/* [rows][heads] natural log */
 	const struct dcpg_part *to;	/* [parts] instead, or NULL */
 	uint32_t parts, self;	/* parts: a power of two */
+	bool arrive;		/* each block adds 1 to its parts' `arrived` when
+				   its share is there (peer.cuh) */
 	uint32_t rows, heads;	/* heads: 8, 16, 32, 64, 128 */
 	uint32_t list_stride, max_count;
+	uint32_t expected;	/* of a list, mostly, what is best for so many
+				   is chosen; 0: max_count */
 	enum dcpk_kv kv;	/* DCPK_KV_FP8 or DCPK_KV_BF16 */
 	bool out_f32;
 	float scale;
@@ -81,6 +86,9 @@ struct dcpg_attend {
 };
 
 int dcpg_attend(const struct dcpg_attend *, void *stream);
+
+/* How many blocks of such a launch add to `arrived` of a part. */
+uint32_t dcpg_attend_arrivals(const struct dcpg_attend *);
 
 struct dcpg_attend_shape {
 	uint32_t heads;		/* of one block */
@@ -295,13 +303,27 @@ size_t dcpg_peer_words(uint32_t world);
 /* What any rank enqueued before is visible to what all enqueue after. */
 int dcpg_peer_meet(const struct dcpg_peer *, void *stream);
 
-/* Copies `rows` runs of `bytes` (multiples of 16) to each of the n places,
- * mostly in peers' memory, then meets: all of it in one launch. */
+/* The last `dims` of a head's values, to be made of pairs: y[i] = x[2i] cos[i] -
+ * x[2i + 1] sin[i], y[dims/2 + i] = x[2i + 1] cos[i] + x[2i] sin[i]. */
+struct dcpg_rope {
+	const void *from;	/* [rows][heads], a head's pairs, bf16 */
+	uint32_t step;		/* elements from head to head */
+	uint32_t heads, dims;	/* dims: a multiple of 16; 0: there is none */
+	const float *cos, *sin;	/* [rows][dims / 2] */
+};
+
+/*
+ * Copies `rows` runs of `bytes` (multiples of 16) to each of the n ranks from
+ * `first` on, its own place among them or NULL; when the launch ends, what those
+ * ranks sent by the same call is here. A run is heads of bf16 where rope says
+ * so; their last parts are then written to `from`, too.
+ */
 struct dcpg_push {
-	const void *from;
+	void *from;
 	void *to[DCPK_MAX_RANKS];
-	uint32_t n, rows;
+	uint32_t first, n, rows;
 	uint64_t bytes, from_step, to_step;
+	struct dcpg_rope rope;
 };
 
 int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
@@ -385,6 +407,9 @@ struct dcpg_value {
 	uint32_t rows, heads, values;	/* heads of one rank; values: of 64 */
 	uint32_t row_heads, ranks;
 	struct dcpg_peer peer;	/* world 0: they have met */
+	uint32_t first, arrivals; /* not 0: no meeting; the partials are there
+				   after so many arrivals from each rank, of
+				   which `first` is the group's first */
 };
 
 int dcpg_value(const struct dcpg_value *, void *stream);

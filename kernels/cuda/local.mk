@@ -8,7 +8,7 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/select.cuh kernels/cuda/offers.cuh \
 	kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
 	kernels/cuda/build.sh \
-	tests/gpu/gpu_test.h tests/gpu/kernel_test.cu \
+	tests/gpu/gpu_test.h tests/gpu/peers.h tests/gpu/kernel_test.cu \
 	tests/gpu/kernel_bench.cu tests/gpu/experts_test.cu \
 	tests/gpu/experts_bench.cu tests/gpu/torch_check.py tests/gpu/run.sh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \

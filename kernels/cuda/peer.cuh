@@ -20,7 +20,7 @@ namespace dcpg {
 
 enum { PEER_STEP = 32 };	/* words between flags */
 /* Words behind the flags of the ranks, by number. */
-enum { PEER_BEGUN, PEER_LOST, PEER_PUSHED, PEER_OUT, PEER_EXTRA };
+enum { PEER_BEGUN, PEER_LOST, PEER_OUT, PEER_TAKEN, PEER_EXTRA };
 
 __device__ inline uint32_t *
 peer_word(const struct dcpg_peer &p, uint32_t which)
@@ -33,6 +33,22 @@ __device__ inline const uint32_t *
 peer_flag(const struct dcpg_peer &p, uint32_t who)
 {
 	return p.flags[p.self] + who * PEER_STEP;
+}
+
+/* How many arrivals rank `from` has told rank `at` of. */
+__host__ __device__ inline uint32_t *
+peer_arrivals(const struct dcpg_peer &p, uint32_t at, uint32_t from)
+{
+	return p.flags[at] + (p.world + PEER_EXTRA + from) * PEER_STEP;
+}
+
+/* By one thread of a block, behind a barrier: what the block wrote for the
+ * word's owner is there. */
+__device__ inline void
+peer_arrive(uint32_t *arrivals)
+{
+	asm volatile("red.release.sys.global.add.u32 [%0], 1;" :: "l"(arrivals)
+	    : "memory");
 }
 
 __device__ inline void
@@ -79,17 +95,19 @@ __device__ inline void
 peer_await(const struct dcpg_peer &p, uint32_t who, const uint32_t *flag,
     uint32_t at)
 {
+	const volatile uint32_t *v = flag;
 	uint64_t t0;
 
 	if ((int32_t)(peer_acquire(flag) - at) >= 0 ||
 	    *(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
 		return;
 	t0 = now_ns();
-	while ((int32_t)(peer_acquire(flag) - at) < 0)
+	while ((int32_t)(*v - at) < 0)	/* acquiring would empty the L1 */
 		if (now_ns() - t0 > p.limit_ns) {
 			peer_give_up(p, who, at);
 			return;
 		}
+	peer_acquire(flag);
 }
 
 /* A word for a peer that says all by itself: nothing is ordered by it. */
@@ -133,6 +151,34 @@ peer_take(const struct dcpg_peer &p, uint32_t who, const uint64_t *at,
 		}
 	}
 	return v;
+}
+
+/*
+ * For kernels of which every block waits for n arrivals from each of the group's
+ * `ranks` ranks, from `first` on: by all threads, as meet_in and meet_out.
+ */
+__device__ inline void
+arrivals_in(const struct dcpg_peer &p, uint32_t first, uint32_t ranks,
+    uint32_t n)
+{
+	uint32_t t = threadIdx.x;
+
+	if (t < ranks)
+		peer_await(p, first + t, peer_arrivals(p, p.self, first + t),
+		    *(volatile uint32_t *)peer_word(p, PEER_TAKEN) + n);
+	__syncthreads();
+}
+
+__device__ inline void
+arrivals_out(const struct dcpg_peer &p, uint32_t n, uint32_t blocks)
+{
+	uint32_t *out = peer_word(p, PEER_OUT);
+
+	__syncthreads();
+	if (threadIdx.x != 0 || atomicAdd(out, 1) != blocks - 1)
+		return;
+	*out = 0;
+	*(volatile uint32_t *)peer_word(p, PEER_TAKEN) += n;
 }
 
 /* By the whole of one block of at least `world` threads, once a meeting. */

@@ -270,9 +270,13 @@ value_kernel(const __grid_constant__ struct dcpg_value g)
 	asm volatile("cp.async.commit_group;" ::: "memory");
 	if (g.y8.code)		/* both run before one writes to the other */
 		cluster_sync();
-	launch_wait();
+	if (g.arrivals > 0) {	/* .. then all before attention has ended */
+		arrivals_in(g.peer, g.first, g.ranks, g.arrivals);
+	} else {
+		launch_wait();
+		meet_in(g.peer, h == 0 && n0 == 0);
+	}
 	launch_next();
-	meet_in(g.peer, h == 0 && n0 == 0);
 	for (uint32_t r0 = 0; r0 < g.rows; r0 += tiles * TILE) {
 		uint32_t n = min(g.rows - r0, tiles * TILE), more;
 		float d[MOST][4] = {};
@@ -296,7 +300,12 @@ value_kernel(const __grid_constant__ struct dcpg_value g)
 				    d[j]);
 		__syncthreads();
 	}
-	meet_out(g.peer, gridDim.x * gridDim.y);
+	if (g.arrivals > 0) {
+		arrivals_out(g.peer, g.arrivals, gridDim.x * gridDim.y);
+		launch_wait();	/* who comes next waits for this kernel alone */
+	} else {
+		meet_out(g.peer, gridDim.x * gridDim.y);
+	}
 }
 
 }	/* namespace */
@@ -322,6 +331,8 @@ dcpg_value(const struct dcpg_value *a, void *stream)
 	if (a->rows == 0 || a->heads == 0 || a->values == 0 ||
 	    a->values % N != 0 || a->values / N > 65535 || a->ranks == 0 ||
 	    a->ranks > DCPK_MAX_RANKS || a->row_heads < a->heads ||
+	    (a->arrivals > 0 && (a->peer.world < a->ranks ||
+	    a->first > a->peer.world - a->ranks)) ||
 	    (a->y8.code != NULL && a->values % 128 != 0))
 		return -EINVAL;
 	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -10,11 +10,11 @@
  */
 #include "kernels/cuda/dcpg.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/peers.h"
 
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <shared_mutex>
 
 uint64_t seed = 1;
 static int failures, cases;
@@ -212,16 +212,14 @@ attend_case(const AttendCase &c, uint64_t salt)
 	a.pool = dp.d;
 	a.list = dl.d;
 	a.count = dc.d;
-	std::vector<uint64_t> to;	/* struct dcpg_part */
-	for (uint32_t e = 0; e < parts; e++) {
-		to.push_back((uint64_t)out.d + e * one * 512 *
-		    (c.out_f32 ? 4 : 2));
-		to.push_back((uint64_t)(lse.d + e * one));
-	}
-	Buf<uint64_t> dto(to);
+	std::vector<struct dcpg_part> to;
+	for (uint32_t e = 0; e < parts; e++)
+		to.push_back({ out.d + e * one * 512 * (c.out_f32 ? 4 : 2),
+		    lse.d + e * one, NULL });
+	Buf<struct dcpg_part> dto(to);
 	a.out = out.d;
 	a.lse = lse.d;
-	a.to = parts > 1 ? (const struct dcpg_part *)dto.d : NULL;
+	a.to = parts > 1 ? dto.d : NULL;
 	a.parts = parts;
 	a.self = self;
 	a.rows = c.rows;
@@ -341,9 +339,6 @@ attend_tests(void)
 
 /* --- indexer ------------------------------------------------------------- */
 
-/* Held by whoever uses the GPU in this part: alone by those that meet. */
-static std::shared_mutex gpu;
-
 static void
 score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
     uint64_t salt)
@@ -459,65 +454,6 @@ better(const std::vector<float> &s, uint32_t a, uint32_t b)
 	if (!na && s[a] != s[b])
 		return s[a] > s[b];
 	return a < b;
-}
-
-/* Ranks on one GPU that meet by flags: a stream each. What waits for each other
- * must fit on it together, and no other thread's call may come between. */
-struct Peers {
-	Buf<uint32_t> words;
-	struct dcpg_stuck *stuck;
-	std::vector<cudaStream_t> stream;
-
-	explicit Peers(uint32_t n)
-	    : words((size_t)n * dcpg_peer_words(n)), stream(n)
-	{
-		CHECK(cudaMemset(words.d, 0, words.n * 4));
-		CHECK(cudaHostAlloc(&stuck, n * sizeof *stuck, 0));
-		memset(stuck, 0, n * sizeof *stuck);
-		for (cudaStream_t &st : stream)
-			CHECK(cudaStreamCreateWithFlags(&st,
-			    cudaStreamNonBlocking));
-	}
-	struct dcpg_peer
-	of(uint32_t d, uint64_t limit_ns = 2000000000) const
-	{
-		struct dcpg_peer p = {};
-
-		p.world = (uint32_t)stream.size();
-		p.self = d;
-		p.limit_ns = limit_ns;
-		p.stuck = &stuck[d];
-		for (uint32_t e = 0; e < p.world; e++)
-			p.flags[e] = words.d + e * dcpg_peer_words(p.world);
-		return p;
-	}
-	bool
-	lost(void) const
-	{
-		bool any = false;
-
-		for (size_t i = 0; i < stream.size(); i++)
-			any |= stuck[i].set != 0;
-		return any;
-	}
-};
-
-__global__ void
-delay_kernel(uint32_t ns)
-{
-	uint64_t t0, t;
-
-	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
-	do
-		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-	while (t - t0 < ns);
-}
-
-static void
-delay(cudaStream_t st, uint32_t ns)
-{
-	delay_kernel<<<1, 1, 0, st>>>(ns);
-	CHECK(cudaGetLastError());
 }
 
 static void

@@ -8,6 +8,7 @@
  * buffers, meets, and poisons its own: a meeting that lets a rank through too
  * early reads poison or an older round. Pushes likewise, into inboxes that the
  * receiver poisons. All of it as plain launches and as a graph that is replayed.
+ * Then a push that turns the last part of each head (RoPE).
  * Last, one rank stays away: the others must say so in time, and name it.
  *
  * peer_test [SEED [short]]: exit 0 when all holds; then the time of a meeting
@@ -119,7 +120,7 @@ push(const std::vector<Rank> &all, uint32_t i, uint32_t bytes)
 	const Rank &r = all[i];
 	dcpg_push a = {};
 
-	a.from = r.own;
+	a.from = r.own;	/* first is 0 */
 	a.n = (uint32_t)all.size();
 	for (uint32_t e = 0; e < a.n; e++)
 		a.to[e] = all[e].in + i * (bytes / 4);
@@ -296,6 +297,109 @@ rounds_test(uint32_t world, int gpus, uint64_t seed, uint32_t rounds,
 	close_ranks(all);
 }
 
+/* Heads of which the push makes the last part: what arrives, and what the rank
+ * itself has then, against doubles; latents to the bit. */
+static void
+rope_test(uint32_t world, int gpus, uint64_t seed, dcpg_stuck *stuck)
+{
+	enum { ROWS = 3, HEADS = 4, LATENT = 48, DIMS = 32, STEP = 40 + DIMS,
+	    HEAD = LATENT + DIMS, ALL = ROWS * HEADS * HEAD };
+	std::vector<Rank> all;
+	std::vector<std::vector<uint16_t>> own, pairs;
+	std::vector<float> cs(ROWS * DIMS / 2), sn(cs.size());
+	uint32_t bad = 0;
+	Rng g(seed);
+
+	open_ranks(all, world, gpus, seed, 5000000000ull, stuck);
+	for (size_t i = 0; i < cs.size(); i++) {
+		double x = g.uniform() * 6;
+
+		cs[i] = (float)cos(x);
+		sn[i] = (float)sin(x);
+	}
+	std::vector<void *> from(world);
+	std::vector<float *> angle(world);
+	for (uint32_t i = 0; i < world; i++) {
+		Rank &r = all[i];
+		std::vector<uint16_t> x(ALL), y(ROWS * HEADS * STEP);
+
+		for (auto *v : { &x, &y })
+			for (auto &e : *v)
+				e = to_bf16(g.normal());
+		CHECK(cudaSetDevice(r.dev));
+		CHECK(cudaMalloc(&from[i], y.size() * 2));
+		CHECK(cudaMalloc(&angle[i], cs.size() * 8));
+		CHECK(cudaMemcpy(r.own, x.data(), ALL * 2, cudaMemcpyDefault));
+		CHECK(cudaMemcpy(from[i], y.data(), y.size() * 2,
+		    cudaMemcpyDefault));
+		CHECK(cudaMemcpy(angle[i], cs.data(), cs.size() * 4,
+		    cudaMemcpyDefault));
+		CHECK(cudaMemcpy(angle[i] + cs.size(), sn.data(), sn.size() * 4,
+		    cudaMemcpyDefault));
+		CHECK(cudaMemset(r.in, 0xff, (size_t)world * ALL * 2));
+		own.push_back(x);
+		pairs.push_back(y);
+	}
+	for (uint32_t i = 0; i < world; i++) {
+		Rank &r = all[i];
+		dcpg_push a = {};
+
+		a.from = r.own;
+		a.n = world;
+		a.rows = ROWS;
+		a.bytes = a.from_step = a.to_step = HEADS * HEAD * 2;
+		for (uint32_t e = 0; e < world; e++)
+			a.to[e] = e == i ? NULL : (uint16_t *)all[e].in + i *
+			    ALL;
+		a.rope.from = (uint16_t *)from[i] + STEP - DIMS;
+		a.rope.step = STEP;
+		a.rope.heads = HEADS;
+		a.rope.dims = DIMS;
+		a.rope.cos = angle[i];
+		a.rope.sin = angle[i] + cs.size();
+		CHECK(cudaSetDevice(r.dev));
+		CALL(dcpg_peer_push(&r.peer, &a, r.st));
+	}
+	sync_all(all);
+	for (uint32_t at = 0; at < world; at++)
+		for (uint32_t i = 0; i < world; i++) {
+			std::vector<uint16_t> got(ALL);
+
+			CHECK(cudaMemcpy(got.data(), at == i ?
+			    (uint16_t *)all[i].own : (uint16_t *)all[at].in +
+			    i * ALL, ALL * 2, cudaMemcpyDefault));
+			for (uint32_t n = 0; n < ALL; n++) {
+				uint32_t d = n % HEAD, h = n / HEAD, p;
+				uint32_t half = DIMS / 2, t;
+				double x, y, want;
+
+				if (d < LATENT) {
+					bad += got[n] != own[i][n];
+					continue;
+				}
+				p = (d - LATENT) % half;
+				t = h / HEADS * half + p;
+				x = from_bf16(pairs[i][h * STEP + STEP - DIMS +
+				    2 * p]);
+				y = from_bf16(pairs[i][h * STEP + STEP - DIMS +
+				    2 * p + 1]);
+				want = d - LATENT < half ? x * cs[t] - y * sn[t]
+				    : y * cs[t] + x * sn[t];
+				bad += !(fabs(from_bf16(got[n]) - want) <=
+				    0.005 * fabs(want) + 1e-5);
+			}
+			bad += stuck[at].set;
+		}
+	printf("%s a push with RoPE, %u ranks: %u errors\n", bad == 0 ?
+	    "ok  " : "FAIL", world, bad);
+	failures += bad != 0;
+	for (uint32_t i = 0; i < world; i++) {
+		CHECK(cudaFree(from[i]));
+		CHECK(cudaFree(angle[i]));
+	}
+	close_ranks(all);
+}
+
 /* Rank world - 1 never comes: all others say so, and later do not wait. */
 static void
 stuck_test(uint32_t world, int gpus, uint64_t seed, dcpg_stuck *stuck)
@@ -394,6 +498,7 @@ main(int argc, char **argv)
 	for (uint32_t world = 2; world <= (uint32_t)std::max(2, gpus);
 	    world *= 2) {
 		rounds_test(world, gpus, seed, brief ? 20 : 2000, stuck);
+		rope_test(world, gpus, seed, stuck);
 		stuck_test(world, gpus, seed, stuck);
 		if (!brief)
 			time_it(world, gpus, stuck);

@@ -1,9 +1,14 @@
 /*
  * kernel_test's part value: dcpg_value against float64 on the CPU, its codes
- * against what its own bf16 make, to the bit.
+ * against what its own bf16 make, to the bit; and where attention sends it what
+ * it needs while it waits, to the bit against the two one after the other.
  */
+#include <memory>
+
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/peers.h"
 
 /* Codes and scales are those of y, to the bit, and what fills up is there. */
 static bool
@@ -44,6 +49,7 @@ static void
 value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
     uint64_t salt)
 {
+	std::shared_lock<std::shared_mutex> shared(gpu);
 	Rng g(seed * 49979687 + salt);
 	uint32_t rank = g.below(D);
 	size_t all = (size_t)rows * D * heads;
@@ -147,6 +153,128 @@ value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
 	verdict(ok, what);
 }
 
+/* One of D ranks that share a GPU: its pool, and what the others send it. */
+struct Sent {
+	Buf<uint16_t> pool, q, po, y;
+	Buf<uint32_t> list, count;
+	Buf<float> lse;
+	Buf<struct dcpg_part> to;
+	struct dcpg_attend a = {};
+	struct dcpg_value v = {};
+
+	Sent(uint32_t rows, uint32_t heads, uint32_t D, Rng &g)
+	    : pool((size_t)KEYS * 576), q((size_t)rows * D * heads * 576),
+	    po((size_t)D * rows * heads * 512), y((size_t)rows * heads * 128),
+	    list((size_t)rows * KEYS), count(rows), lse((size_t)D * rows *
+	    heads), to(D)
+	{
+		std::vector<uint16_t> x(pool.n);
+		std::vector<uint32_t> l(list.n), n(rows);
+
+		for (auto &p : x)
+			p = to_bf16(g.normal());
+		pool.put(x);
+		for (uint32_t i = 0; i < l.size(); i++)
+			l[i] = g.below(KEYS);
+		list.put(l);
+		for (auto &p : n)
+			p = g.below(4) == 0 ? 0 : g.below(KEYS + 1);
+		count.put(n);
+	}
+	static const uint32_t KEYS = 200;
+};
+
+static void
+sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
+{
+	std::unique_lock<std::shared_mutex> alone(gpu);
+	Rng g(seed * 15485863 + salt);
+	Peers peers(D);
+	std::vector<std::unique_ptr<Sent>> r;
+	std::vector<std::vector<uint16_t>> want;
+	std::vector<uint16_t> q((size_t)rows * D * heads * 576);
+	std::vector<uint16_t> w((size_t)heads * 128 * 512);
+	bool ok = true;
+
+	for (auto &x : q)
+		x = to_bf16(g.normal());
+	for (auto &x : w)
+		x = to_bf16(g.normal() / 16);
+	Buf<uint16_t> dw(w);
+	for (uint32_t d = 0; d < D; d++) {
+		r.emplace_back(new Sent(rows, heads, D, g));
+		r[d]->q.put(q);
+	}
+	for (uint32_t d = 0; d < D; d++) {
+		struct dcpg_attend &a = r[d]->a;
+		struct dcpg_value &v = r[d]->v;
+		struct dcpg_peer p = peers.of(d);
+		std::vector<struct dcpg_part> to;
+
+		for (uint32_t e = 0; e < D; e++)
+			to.push_back({ r[e]->po.d, r[e]->lse.d,
+			    dcpg::peer_arrivals(p, e, d) });
+		r[d]->to.put(to);
+		a.q = r[d]->q.d;
+		a.pool = r[d]->pool.d;
+		a.list = r[d]->list.d;
+		a.count = r[d]->count.d;
+		a.to = r[d]->to.d;
+		a.parts = D;
+		a.self = d;
+		a.rows = rows;
+		a.heads = D * heads;
+		a.list_stride = a.max_count = Sent::KEYS;
+		a.kv = DCPK_KV_BF16;
+		a.scale = 0.05f;
+		a.splits = 2;	/* of all ranks there is room at once */
+		a.team = 1;
+		v.w = dw.d;
+		v.y = r[d]->y.d;
+		v.rows = rows;
+		v.heads = v.row_heads = heads;
+		v.values = 128;
+		v.ranks = D;
+		for (uint32_t e = 0; e < D; e++) {
+			v.part[e] = r[d]->po.d + (size_t)e * rows * heads * 512;
+			v.lse[e] = r[d]->lse.d + (size_t)e * rows * heads;
+		}
+		CALL(dcpg_attend(&a, STREAM));
+	}
+	for (auto &x : r)
+		CALL(dcpg_value(&x->v, STREAM));
+	CHECK(cudaDeviceSynchronize());
+	for (auto &x : r)
+		want.push_back(x->y.get());
+	for (uint32_t n = 0; n < 20; n++) {
+		for (auto &x : r) {
+			x->po.poison();
+			x->lse.poison();
+			x->y.poison();
+		}
+		CHECK(cudaDeviceSynchronize());
+		for (uint32_t d = 0; d < D; d++) {
+			struct dcpg_attend a = r[d]->a;
+			struct dcpg_value v = r[d]->v;
+
+			delay(peers.stream[d], g.below(3) * 20000);
+			a.arrive = true;
+			v.arrivals = dcpg_attend_arrivals(&a);
+			v.peer = peers.of(d);
+			CALL(dcpg_attend(&a, peers.stream[d]));
+			CALL(dcpg_value(&v, peers.stream[d]));
+		}
+		CHECK(cudaDeviceSynchronize());
+		for (uint32_t d = 0; d < D; d++)
+			ok &= r[d]->y.get() == want[d];
+	}
+	ok &= !peers.lost();
+	char what[100];
+	snprintf(what, sizeof what, "value of what is sent, rows=%u heads=%u "
+	    "D=%u", rows, heads, D);
+	verdict(ok, what);
+}
+
 void
 value_tests(void)
 {
@@ -160,5 +288,8 @@ value_tests(void)
 	if (!brief) {
 		CASE(value_case(32, 64, 2, 128, salt));
 		CASE(value_case(5, 1, DCPK_MAX_RANKS, 128, salt));
+		CASE(sent_case(2, 16, 2, salt));
+		CASE(sent_case(1, 64, 2, salt));
+		CASE(sent_case(2, 4, 4, salt));	/* blocks of several owners */
 	}
 }
