@@ -337,6 +337,7 @@ rope_test(uint32_t world, int gpus, uint64_t seed, dcpg_stuck *stuck)
 		CHECK(cudaMemcpy(angle[i] + cs.size(), sn.data(), sn.size() * 4,
 		    cudaMemcpyDefault));
 		CHECK(cudaMemset(r.in, 0xff, (size_t)world * ALL * 2));
+		CHECK(cudaDeviceSynchronize());	/* before a peer writes there */
 		own.push_back(x);
 		pairs.push_back(y);
 	}
