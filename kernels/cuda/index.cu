@@ -12,7 +12,7 @@
  * no swizzle. A tile's place is free again as soon as it has been read. At the
  * end of a row its histogram goes to memory.
  *
- * Shared memory: 12 tiles 99 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
+ * Shared memory: 12 tiles 102 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
  * must move: 132 per key and query row, 4 per score out.
  */
 #include <cuda_runtime.h>
@@ -39,7 +39,7 @@ template <int H>
 struct Shared {
 	uint8_t tile[RING][TILE * 128];
 	uint8_t q[H * 128];		/* aligned to 1024 bytes */
-	float scale[RING][TILE];
+	float scale[2 * RING][TILE];
 	float w[H];
 	uint32_t hist[DCPG_BINS];
 	uint64_t full[RING], empty[RING];
@@ -263,7 +263,8 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 				uint32_t k = lane + 32 * v;
 				uint32_t row = (now[u].page[v] << lg) +
 				    (k & low);
-				uint32_t to = smem_addr(&s.scale[i][k]);
+				uint32_t to = smem_addr(&s.scale[t %
+				    (2 * RING)][k]);
 
 				if (k >= n)
 					continue;
@@ -286,18 +287,19 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 	}
 }
 
-/* 64 keys of one tile: r becomes their A operand; the place is given back. */
+/* 64 keys of one tile: r becomes their A operand. */
 template <int H>
 __device__ inline void
-read_tile(uint32_t (&r)[16], float (&ks)[2], Shared<H> &s, uint32_t i,
+read_tile(uint32_t (&r)[16], float (&ks)[2], const Shared<H> &s, uint32_t t,
     uint32_t at, uint32_t c)
 {
 #pragma unroll
 	for (int u = 0; u < 2; u++) {
-		uint32_t p = smem_addr(s.tile[i]) + (at + 8 * u) * 128 + 16 * c;
+		uint32_t p = smem_addr(s.tile[t % RING]) + (at + 8 * u) * 128 +
+		    16 * c;
 		uint4 a = lds128(p), b = lds128(p + 64);
 
-		ks[u] = s.scale[i][at + 8 * u];
+		ks[u] = s.scale[t % (2 * RING)][at + 8 * u];
 		r[0 + u] = a.x;
 		r[2 + u] = a.y;
 		r[4 + u] = a.z;
@@ -327,11 +329,8 @@ work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
 		float sum[2] = { 0, 0 }, ks[2];
 
 		mbar_wait(smem_addr(&s.full[i]), (t / RING) & 1);
-		read_tile<H>(r, ks, s, i, at, c);
+		read_tile<H>(r, ks, s, t, at, c);
 		wg_ready<16>(r);
-		__syncwarp();
-		if (lane == 0)
-			mbar_arrive(smem_addr(&s.empty[i]));
 #pragma unroll
 		for (int j = 0; j < H / 2; j++)
 			d[j] = 0.0f;
@@ -341,6 +340,14 @@ work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
 		for (int k = 0; k < 4; k++)
 			Mma8<H>::run(d, r + 4 * k, desc + 2 * k, k > 0);
 		wg_commit();
+		/* An arrival waits for no read that is under way: right after
+		 * the reads it let the next tile come too early, about one of
+		 * 10^7. The products have r, so its reads have ended; scales
+		 * are not overwritten before this warpgroup's third next tile,
+		 * and this one's are used by then. */
+		__syncwarp();
+		if (lane == 0)
+			mbar_arrive(smem_addr(&s.empty[i]));
 		wg_wait<0>();
 		wg_pin(d);
 #pragma unroll

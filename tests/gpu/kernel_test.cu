@@ -388,7 +388,7 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 	parallel(rows, [&](size_t r) {
 		for (uint32_t j = 0; j < len[r]; j++) {
 			size_t row = table[r * pages + j / P] * P + j % P;
-			double sum = 0;
+			double sum = 0, size = 0;
 
 			for (uint32_t h = 0; h < heads; h++) {
 				double d = 0;
@@ -398,11 +398,13 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 					    128 + i]) *
 					    from_e4m3(keys[row * 128 + i]);
 				sum += w[r * heads + h] * fmax(d, 0);
+				size += fabs(w[r * heads + h] * d);
 			}
 			sum *= ks[row];
+			size *= ks[row];
 			double e = hs[r * stride + j] - sum;
 			err[r] += e * e;
-			norm[r] += sum * sum;
+			norm[r] += size * size;
 			ref[r * DCPG_BINS + digit_of(hs[r * stride + j])]++;
 		}
 	});
@@ -414,7 +416,60 @@ score_case(uint32_t rows, uint32_t heads, uint32_t max, uint32_t D,
 	snprintf(what, sizeof what, "index score rows=%u H=%u max=%u D=%u: rel "
 	    "%.1e, histogram %s", rows, heads, max, D, worst,
 	    hh == ref ? "equal" : "DIFFERS");
-	verdict(worst < 2e-3 && hh == ref, what);
+	verdict(worst < 5e-4 && hh == ref, what);
+}
+
+/* The same launch gives the same bits however often: a tile that comes too
+ * early changes a few scores of 10^7. */
+static void
+again_case(uint64_t salt)
+{
+	const uint32_t ROWS = 128, H = 64, L = 32768, POOL = 2048, TIMES = 200;
+	Rng g(seed * 7919 + salt);
+	std::vector<uint8_t> q8((size_t)ROWS * H * 128);
+	std::vector<uint8_t> keys((size_t)POOL * 64 * 128);
+	std::vector<float> w((size_t)ROWS * H), ks(POOL * 64);
+	std::vector<uint32_t> table((size_t)ROWS * L / 64), at, len;
+	uint32_t other = 0;
+
+	for (auto *v : { &q8, &keys })
+		for (size_t i = 0; i < v->size(); i += 8) {
+			uint64_t x = g.next() & 0x7777777777777777ull;
+
+			memcpy(v->data() + i, &x, 8);
+		}
+	for (auto &x : w)
+		x = (float)g.normal() / 448;
+	for (auto &x : ks)
+		x = (float)(1 + g.uniform()) / 448;
+	for (auto &x : table)
+		x = g.below(POOL);
+	for (uint32_t r = 0; r < ROWS; r++) {
+		at.push_back(r * (L / 64));
+		len.push_back(L);
+	}
+	std::shared_lock<std::shared_mutex> shared(gpu);
+	Buf<uint8_t> dq(q8), dk(keys);
+	Buf<float> dw(w), ds(ks), score((size_t)ROWS * L);
+	Buf<uint32_t> dt(table), da(at), dl(len), hist(ROWS * DCPG_BINS);
+	struct dcpg_index_score a = { dq.d, dw.d, dk.d, ds.d, dt.d, da.d, dl.d,
+	    score.d, hist.d, ROWS, H, L, L, 64 };
+	std::vector<float> first;
+	CHECK(cudaMemset(hist.d, 0, hist.n * 4));
+	for (uint32_t i = 0; i < TIMES; i++) {
+		score.poison();
+		CALL(dcpg_index_score(&a, STREAM));
+		CHECK(cudaStreamSynchronize(STREAM));
+		std::vector<float> now = score.get();
+
+		if (i == 0)
+			first = now;
+		other += memcmp(first.data(), now.data(), now.size() * 4) != 0;
+	}
+	char what[100];
+	snprintf(what, sizeof what, "index score, %u launches: %u differ from "
+	    "the first", TIMES, other);
+	verdict(other == 0, what);
 }
 
 /* Scores of different temper; what 'kind' means is in kinds[]. */
@@ -683,6 +738,7 @@ index_tests(void)
 		for (uint32_t D = 1; D <= 64; D *= brief ? 8 : 2)
 			CASE(score_case(3, h, brief ? 130 : 1300, D, salt));
 	if (!brief) {
+		CASE(again_case(salt));
 		CASE(score_case(1, 64, 131072, 1, salt));
 		CASE(score_case(40, 32, 2049, 8, salt));
 		/* more rows than a warp looks at together */
