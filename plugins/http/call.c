@@ -118,9 +118,15 @@ void
 call_reply(struct call *call, int status, const char *content_type,
     const char *body, size_t len)
 {
+	struct evbuffer *b = evbuffer_new();
+
+	if (b == NULL || (len > 0 && evbuffer_add(b, body, len) != 0))
+		status = 500;
 	if (content_type != NULL)
 		server_set_header(call, "Content-Type", content_type);
-	server_reply(call, status, body, len);
+	server_reply_buffer(call, status, b);
+	if (b != NULL)
+		evbuffer_free(b);
 	call_free(call);
 }
 

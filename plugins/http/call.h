@@ -50,8 +50,7 @@ const char *server_body(const struct call *, size_t *len);
 void server_drop_body(struct call *);		/* it was parsed */
 void server_forget_body(struct call *);		/* and is needed no longer */
 void server_set_header(struct call *, const char *name, const char *value);
-void server_reply(struct call *, int status, const char *body, size_t len);
-/* A whole answer, which leaves the buffer. */
+/* A whole answer, which leaves the buffer; NULL: it has no body. */
 void server_reply_buffer(struct call *, int status, struct evbuffer *);
 void server_stream_begin(struct call *, int status);
 void server_stream_add(struct call *, const char *data, size_t len);

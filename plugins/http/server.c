@@ -751,18 +751,6 @@ server_reply_buffer(struct call *call, int status, struct evbuffer *b)
 }
 
 void
-server_reply(struct call *call, int status, const char *body, size_t len)
-{
-	struct evbuffer *b = evbuffer_new();
-
-	if (b == NULL || (len > 0 && evbuffer_add(b, body, len) != 0))
-		status = 500;
-	server_reply_buffer(call, status, b);
-	if (b != NULL)
-		evbuffer_free(b);
-}
-
-void
 server_stream_begin(struct call *call, int status)
 {
 	/*

@@ -4,11 +4,12 @@
     memory.py STAGE [CASE...]           (bf16, fp8, w4afp8, checkpoint, nccl)
 
 STAGE is an install tree. Every rank's lines of the plan must be what was
-allocated, byte for byte; graphs and NCCL, of which the plan is a bound, no more. What the
-device itself lost meanwhile is that and what the driver, cuBLASLt and NCCL take
-by themselves: the cases of one layout must differ by little there, or something
-is allocated that nobody counts. dcp-tiny in bf16; V3.2 made narrow in FP8 and in
-W4AFP8, random; a checkpoint of W4AFP8. nccl, on two GPUs: NCCL beside p2p.
+allocated, byte for byte; graphs and NCCL, of which the plan is a bound, no
+more. What the device itself lost meanwhile is that and what the driver and
+cuBLASLt take by themselves: the cases of one layout must differ by little
+there, or something is allocated that nobody counts. dcp-tiny in bf16; V3.2 made
+narrow in FP8 and in W4AFP8, random; a checkpoint of W4AFP8. nccl, on two GPUs:
+NCCL beside p2p.
 """
 import ctypes
 import os

@@ -706,8 +706,8 @@ def answers_are_bounded_in_all(_):
 
 
 def a_large_answer_holds_up_nobody(d):
-    """Megabytes of logprobs: a reader of something else waits for a small part of
-    the time that they take."""
+    """Megabytes of logprobs: a reader of something else waits for a small part
+    of the time that they take."""
     n, worst, done = 40000, 0, threading.Event()
 
     def ask():

@@ -383,7 +383,7 @@ START_TEST(no_stop_string_ends_before_min_tokens)
 		text_into_bytes(glm, &ids, &bytes);
 		ck_assert_uint_eq(bytes.n, strlen(c[k].text));
 		got = run(glm, &how, &bytes);
-		if (strncmp(got, "[C]", 3) != 0) {	/* nothing, but an end */
+		if (strncmp(got, "[C]", 3) != 0) {	/* but an end */
 			ck_assert_str_eq(c[k].want, "[C][STOP]");
 			ck_assert_str_eq(got, "[STOP]");
 		} else {
