@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,8 @@ remove_files(void)
 
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += 1;
-	if (pthread_mutex_timedlock(&sig.daemon->files_lock, &until) != 0)
+	if (sig.daemon == NULL ||
+	    pthread_mutex_timedlock(&sig.daemon->files_lock, &until) != 0)
 		return;
 	dcpd_listen_unlink(&sig.daemon->client_sock);
 	dcpd_listen_unlink(&sig.daemon->admin_sock);
@@ -181,7 +183,6 @@ set_state(struct dcpd_daemon *d, enum dcpd_state state)
 	dcpd_watch(&d->run);
 }
 
-/* A thread that ends the process if an orderly end hangs. */
 static void *
 force_main(void *arg)
 {
@@ -189,9 +190,20 @@ force_main(void *arg)
 
 	nanosleep(&ts, NULL);
 	remove_files();
-	dcpd_log(LOG_ERR, "a step did not end within %d s: ending without it",
-	    FORCE_S);
-	_exit(1);
+	dcpd_log(LOG_ERR, "a step, or a device that is lost, did not end "
+	    "within %d s: ending without it", FORCE_S);
+	_exit((int)(intptr_t)arg);
+}
+
+/* A thread that ends the process if an orderly end hangs, the driver's part of
+ * exit() included. */
+static void
+force_the_end(int code)
+{
+	pthread_t t;
+
+	if (dcpd_thread_start(&t, force_main, (void *)(intptr_t)code) == 0)
+		pthread_detach(t);
 }
 
 /*
@@ -238,7 +250,6 @@ static int
 serve(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	struct dcpd_err ignored;
-	pthread_t t;
 
 	while (sig.count == 0) {
 		if (dcpd_sched_failed(d->sched, err) ||
@@ -258,8 +269,7 @@ serve(struct dcpd_daemon *d, struct dcpd_err *err)
 	dcpd_reload_close();
 	if (err->code == 0)
 		drain(d, err);
-	if (dcpd_thread_start(&t, force_main, NULL) == 0)
-		pthread_detach(t);
+	force_the_end(EXIT_FAILURE);
 	/* While the plugins are there to pass it on. */
 	if (err->code == 0)
 		let_them_hear(d);
@@ -314,8 +324,10 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 		 * without, e.g. no tokenizer.json. */
 		err->code = 0;
 		rc = serve(d, err);
-	} else if (rc == -ENOMEM) {
-		code = EXIT_FAILURE;
+	} else {
+		if (rc == -ENOMEM)
+			code = EXIT_FAILURE;
+		force_the_end(code);
 	}
 	dcpd_daemon_stop(d);
 	if (rc == 0) {

@@ -72,7 +72,7 @@ def start(lines):
                GPU_FAULT="product 0 1")
     d = Daemon("--model", os.path.join(stage.SRC, "models/dcp-tiny"),
                "--device", "cuda", "--kv-bytes-per-rank", "64MiB", env=env,
-               ready=45)
+               ready=60)
     said = ""
     try:
         with d:

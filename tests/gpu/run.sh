@@ -83,7 +83,7 @@ module edge 30
 module mask 30
 module fp8 60
 module int4 40
-part failstop 120 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
+part failstop 160 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
     "$stage" "$bin/libfault.so"
 for p in block-v32 step-v32 block-fp8 step-fp8 step-glm-fp8 block-glm batch-v32 \
     batch-glm wire step-glm; do

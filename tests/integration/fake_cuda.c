@@ -1,6 +1,7 @@
 /*
  * A module of --device cuda that finds no GPU: the loader and its refusals are
- * tested with it. FAKE_ABI: the ABI that it claims.
+ * tested with it. FAKE_ABI: the ABI that it claims. FAKE_HANG: exit() never
+ * ends, as where a driver waits for a kernel that is stuck.
  */
 #include "config.h"
 
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels/kernels.h"
 
@@ -30,10 +32,19 @@ fake_bytes(const struct dcpk_setup *s, struct dcpk_bytes *b)
 	return 0;
 }
 
+static void
+hang(void)
+{
+	for (;;)
+		pause();
+}
+
 static int
 fake_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
     struct dcpk_err *err)
 {
+	if (getenv("FAKE_HANG") != NULL)
+		atexit(hang);
 	snprintf(err->text, sizeof err->text, "no GPU here, --tp %u needs %u; "
 	    "use --device cpu", s->topo.world, s->topo.world);
 	return -ENODEV;

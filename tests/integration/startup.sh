@@ -77,6 +77,9 @@ if [ -n "${FAKE_MODULE_DIR:-}" ]; then
 	    -- --model "$TINY" --device cuda
 	refused "no GPU" "no GPU here" "" -- --model "$TINY" --device cuda \
 	    --kv-bytes-per-rank 1MiB
+	FAKE_HANG=1 refused "a driver that hangs at the end" \
+	    "ending without it" "" -- --model "$TINY" --device cuda \
+	    --kv-bytes-per-rank 1MiB
 	unset DCPD_MODULE_DIR
 fi
 
