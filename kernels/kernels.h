@@ -21,7 +21,7 @@
 
 #include "kernels/layout.h"
 
-#define DCPK_ABI 7u
+#define DCPK_ABI 8u
 #define DCPK_MAX_LAYERS 256u
 #define DCPK_MAX_RANKS 64u
 
@@ -224,13 +224,17 @@ enum {
 	DCPK_FP8_WEIGHTS = 8,	/* CUDA: FP8 weights stay what they are, see
 				   keep.h */
 	DCPK_INT4_WEIGHTS = 16,	/* and W4AFP8's experts; with the above */
+	DCPK_NO_PEERS = 32,	/* CUDA: GPUs cannot map each other's memory, or
+				   shall not; set by settle() as well */
+	DCPK_COMM_AUTO = 64,	/* CUDA: settle() may change comm */
 };
 
 /* CUDA: how the ranks of a host wait for each other. */
 enum dcpk_comm {
 	DCPK_COMM_EVENT = 0,	/* events between the ranks' streams */
 	DCPK_COMM_PEER = 1,	/* flags in peer memory, kernels that spin */
-	DCPK_COMM_NCCL = 2,	/* events; the sums of partials by NCCL */
+	DCPK_COMM_NCCL = 2,	/* events; the sums of partials by NCCL. With
+				   DCPK_NO_PEERS all exchanges */
 };
 
 /*
@@ -316,6 +320,9 @@ struct dcpk_backend {
 	uint32_t abi, size;	/* DCPK_ABI, sizeof(struct dcpk_backend) */
 	const char *name;	/* "cpu", "cuda" */
 
+	/* What the device decides of a set-up: flags, comm, graph_rows. Before
+	 * it is planned or opened. NULL: nothing. */
+	int (*settle)(struct dcpk_setup *, struct dcpk_err *);
 	/* Free bytes of each rank's device, the least of all ranks; ranks that
 	 * share one have an equal part. NULL: ranks live in host memory. */
 	int (*memory)(const struct dcpk_setup *, uint64_t *bytes,

@@ -108,7 +108,9 @@ gather_q(dcpg_peers<bf16> q, const dcpk_row *row, const dcpk_req *req,
 struct merge_args {
 	dcpg_peers<bf16> po;	/* [rows][D*Hr][c] partial outputs */
 	dcpg_peers<float> pl;	/* [rows][D*Hr] their LSE */
-	uint32_t first, D, dr, Hr, c;
+	uint32_t first, D, Hr, c;
+	uint32_t ld, own;	/* ranks' heads in a row of po: D, dr; or, where
+				   others' heads are not there, 1, 0 */
 	bf16 *o;		/* [rows][Hr][c] */
 	struct dcpg_peer peer;
 };
@@ -119,7 +121,7 @@ merge_parts(const __grid_constant__ merge_args a)
 {
 	uint32_t i = blockIdx.x, piece = blockIdx.y * 256 + threadIdx.x;
 	uint32_t h = piece / (a.c / 8), col = piece % (a.c / 8) * 8;
-	size_t at = ((size_t)i * a.D + a.dr) * a.Hr + h;
+	size_t at = ((size_t)i * a.ld + a.own) * a.Hr + h;
 
 	dcpg::meet_in(a.peer, i == 0 && blockIdx.y == 0);
 	if (h < a.Hr)
@@ -129,16 +131,18 @@ merge_parts(const __grid_constant__ merge_args a)
 	dcpg::meet_out(a.peer, gridDim.x * gridDim.y);
 }
 
-/* a2a: own heads of row i from the rank that attended it. */
+/* a2a: own heads of rows i0 .. from the rank that attended them; po begins at
+ * slot0, ld and own as in merge_args. */
 __global__ void
 take_heads(dcpg_peers<float> po, const dcpk_row *row, const dcpk_req *req,
-    dcpg_deal deal, uint32_t first, uint32_t D, uint32_t dr, uint32_t Hr,
-    uint32_t c, bf16 *o)
+    dcpg_deal deal, uint32_t first, uint32_t ld, uint32_t own, uint32_t Hr,
+    uint32_t c, uint32_t i0, uint32_t slot0, bf16 *o)
 {
-	uint32_t i = blockIdx.x, h = blockIdx.y, row0 = req[row[i].req].row0;
-	size_t slot = slot_of(deal, i, row0);
+	uint32_t i = i0 + blockIdx.x, h = blockIdx.y;
+	uint32_t row0 = req[row[i].req].row0;
+	size_t slot = slot_of(deal, i, row0) - slot0;
 	const float *s = po.p[first + dealt_to(deal, i, row0)] +
-	    (slot * D * Hr + dr * Hr + h) * c;
+	    ((slot * ld + own) * Hr + h) * c;
 
 	for (uint32_t d = threadIdx.x; d < c; d += blockDim.x)
 		o[((size_t)i * Hr + h) * c + d] = __float2bfloat16(s[d]);
@@ -151,12 +155,13 @@ has_fast(const dcpk_ctx *c, uint32_t heads)
 	    (heads & (heads - 1)) == 0;
 }
 
-/* value.cu merges the partials, and makes values of them, for few rows. */
+/* value.cu merges the partials, and makes values of them, for few rows; from
+ * peers' memory, where it can be reached. */
 static bool
 by_value(const dcpk_ctx *c)
 {
 	return !c->prefill && c->rows <= 64 && c->fast_attend &&
-	    c->s.model.vdim % 64 == 0;
+	    !c->mirrored && c->s.model.vdim % 64 == 0;
 }
 
 /*
@@ -182,20 +187,23 @@ arrivals(dcpk_ctx *c, const dcpg_rank *o, dcpg_rank *from)
 	    from->id) : NULL;
 }
 
-/* The table that attention of a rank looks its group's owners up in. */
+/* The table that attention of a rank looks its group's owners up in; without
+ * peer access there is none. */
 int
 dcpg_parts_open(dcpk_ctx *c, dcpg_rank *r)
 {
 	std::vector<dcpg_part> to(c->D);
 
-	for (uint32_t e = 0; c->D > 1 && e < c->D; e++) {
+	if (r->parts == NULL)
+		return 0;
+	for (uint32_t e = 0; e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
 
 		to[e] = { o->po, o->plse, arrivals(c, o, r) };
 	}
 	cudaSetDevice(r->dev);	/* behind what clears its memory */
-	return c->D == 1 ? 0 : dcpg_ok(cudaMemcpy(r->parts, to.data(),
-	    c->D * sizeof to[0], cudaMemcpyHostToDevice), "parts");
+	return dcpg_ok(cudaMemcpy(r->parts, to.data(), c->D * sizeof to[0],
+	    cudaMemcpyHostToDevice), "parts");
 }
 
 /* What rank `from` of r's group has sent it. */
@@ -274,12 +282,23 @@ attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t rows)
 static int
 bring_q(dcpk_ctx *c, dcpg_rank *r)
 {
-	gather_q<<<c->rows, 256, 0, r->st>>>(DCPG_PEERS(c, bf16, q),
+	gather_q<<<c->rows, 256, 0, r->st>>>(DCPG_PEERS(c, r, bf16, q),
 	    DCPG_PLAN(c, r, dcpk_row, rows_off),
 	    DCPG_PLAN(c, r, dcpk_req, reqs_off), dcpg_attend_deal(c, r),
 	    r->group * c->D, c->D, c->Hr,
 	    c->s.model.kv_lora + c->s.model.rope, r->qg);
 	return DCPG_LAUNCHED("gather_q");
+}
+
+static uint64_t q_bytes(const dcpk_ctx *);
+
+/* After it q of the group can be read. */
+static int
+meet_q(dcpk_ctx *c)
+{
+	const dcpg_share s = DCPG_SHARE(c, q, c->rows * q_bytes(c));
+
+	return dcpg_meet_over(c, DCPG_GROUP, &s, 1, 0);
 }
 
 static uint64_t
@@ -401,12 +420,12 @@ merge(dcpk_ctx *c, dcpg_rank *r)
 {
 	merge_args a = {};
 
-	for (uint32_t i = 0; i < c->W; i++)
-		a.po.p[i] = (bf16 *)c->r[i].po;
-	a.pl = DCPG_PEERS(c, float, plse);
+	a.po = DCPG_PEERS(c, r, bf16, po);
+	a.pl = DCPG_PEERS(c, r, float, plse);
 	a.first = r->group * c->D;
 	a.D = c->D;
-	a.dr = r->dr;
+	a.ld = c->mirrored ? 1 : c->D;
+	a.own = c->mirrored ? 0 : r->dr;
 	a.Hr = c->Hr;
 	a.c = c->s.model.kv_lora;
 	a.o = r->o;
@@ -415,6 +434,18 @@ merge(dcpk_ctx *c, dcpg_rank *r)
 	merge_parts<<<dim3(c->rows, (c->Hr * a.c / 8 + 255) / 256), 256, 0,
 	    r->st>>>(a);
 	return DCPG_LAUNCHED("merge_parts");
+}
+
+/* After it own heads of the group's partial outputs can be read. */
+static int
+meet_parts(dcpk_ctx *c)
+{
+	const dcpg_share s[] = {
+	    DCPG_SHARE(c, po, (size_t)c->Hr * c->s.model.kv_lora *
+		sizeof(bf16)),
+	    DCPG_SHARE(c, plse, c->Hr * sizeof(float)) };
+
+	return dcpg_meet_heads(c, s, 2, c->rows);
 }
 
 /*
@@ -429,7 +460,7 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 	int rc = 0;
 
 	if (c->D > 1 && !pushed)	/* q of the group is there */
-		rc |= dcpg_meet(c);
+		rc |= meet_q(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 		att_args a = {};
@@ -455,7 +486,7 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 	if (c->s.wire == DCPK_WIRE_FP8)
 		return rc | dcpg_merge_fp8(c);
 	if (c->s.comm != DCPK_COMM_PEER)
-		rc |= dcpg_meet(c);
+		rc |= meet_parts(c);
 	for (uint32_t i = 0; !by_value(c) && i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		rc |= merge(c, &c->r[i]);
@@ -463,49 +494,85 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 	return rc;
 }
 
-/* kv, and CP: own heads over gathered rows, request by request. */
+/* kv, and CP: own heads over a request's gathered rows. */
 static int
-own_heads(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+own_heads(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req)
 {
-	int rc = 0;
+	dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), req);
+	att_args a = {};
+	int rc;
 
-	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
-		dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), q);
-		att_args a = {};
-
-		if (s.n == 0)
-			continue;
-		rc |= dcpg_gather(c, r, layer, q, false);
-		a.rows = r->gather;
-		a.slot0 = s.slot0;
-		a.q = r->q;
-		a.heads = c->Hp;
-		a.o16 = r->o;
-		rc |= attend(c, r, &a, s.n);
-	}
-	return rc;
+	if (s.n == 0)
+		return 0;
+	rc = dcpg_gather(c, r, layer, req, false);
+	a.rows = r->gather;
+	a.slot0 = s.slot0;
+	a.q = r->q;
+	a.heads = c->Hp;
+	a.o16 = r->o;
+	return rc | attend(c, r, &a, s.n);
 }
 
 /* a2a: a share of the rows with all heads of the group. */
 static int
-own_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+own_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req)
 {
-	int rc = bring_q(c, r);
+	dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), req);
+	att_args a = {};
+	int rc;
 
+	if (s.n == 0)
+		return 0;
+	rc = dcpg_gather(c, r, layer, req, false);
+	a.rows = r->gather;
+	a.slot0 = s.slot0;
+	a.q = r->qg;
+	a.heads = c->Hg;
+	a.o = r->po;
+	a.lse = r->plse;
+	return rc | attend(c, r, &a, s.n);
+}
+
+static int
+take(dcpk_ctx *c, uint32_t i0, uint32_t rows, uint32_t slot0)
+{
+	const dcpk_model *m = &c->s.model;
+	size_t at = (size_t)slot0 * c->Hg * m->kv_lora;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		take_heads<<<dim3(rows, c->Hr), 128, 0, r->st>>>(
+		    DCPG_PEERS(c, r, float, po + at),
+		    DCPG_PLAN(c, r, dcpk_row, rows_off),
+		    DCPG_PLAN(c, r, dcpk_req, reqs_off),
+		    dcpg_attend_deal(c, r), r->group * c->D,
+		    c->mirrored ? 1 : c->D, c->mirrored ? 0 : r->dr,
+		    c->Hr, m->kv_lora, i0, slot0, r->o);
+		rc |= DCPG_LAUNCHED("take_heads");
+	}
+	return rc;
+}
+
+/* a2a's way back: all rows at once, or, where they must be brought, request by
+ * request. */
+static int
+take_all(dcpk_ctx *c)
+{
+	size_t head = c->s.model.kv_lora;
+	int rc = 0;
+
+	if (!c->mirrored)
+		return dcpg_meet(c) | take(c, 0, c->rows, 0);
 	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
-		dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), q);
-		att_args a = {};
+		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+		size_t at = rq->row0 * c->Hg * head;
+		dcpg_share s = DCPG_SHARE(c, po + at, c->Hr * head * 4);
 
-		if (s.n == 0)
-			continue;
-		rc |= dcpg_gather(c, r, layer, q, false);
-		a.rows = r->gather;
-		a.slot0 = s.slot0;
-		a.q = r->qg;
-		a.heads = c->Hg;
-		a.o = r->po;
-		a.lse = r->plse;
-		rc |= attend(c, r, &a, s.n);
+		rc |= dcpg_meet_heads(c, &s, 1, (rq->rows + c->D - 1) / c->D);
+		rc |= take(c, rq->row0, rq->rows, rq->row0);
 	}
 	return rc;
 }
@@ -513,33 +580,26 @@ own_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 static int
 from_gathered(dcpk_ctx *c, uint32_t layer)
 {
-	const dcpk_model *m = &c->s.model;
 	bool a2a = c->s.topo.cp == 1 && c->plan->way == DCPK_WAY_A2A;
-	int rc = dcpg_meet(c);	/* rows stored, q there */
+	int rc = a2a ? meet_q(c) : dcpg_meet(c);
 
-	for (uint32_t i = 0; i < c->W; i++) {
-		dcpg_rank *r = &c->r[i];
+	/* rows are stored, q is there */
+	for (uint32_t i = 0; a2a && i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		rc |= bring_q(c, &c->r[i]);
+	}
+	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
+		rc |= dcpg_bring(c, layer, q, false);
+		for (uint32_t i = 0; i < c->W; i++) {
+			dcpg_rank *r = &c->r[i];
 
-		cudaSetDevice(r->dev);
-		rc |= a2a ? own_rows(c, r, layer) : own_heads(c, r, layer);
+			cudaSetDevice(r->dev);
+			rc |= a2a ? own_rows(c, r, layer, q) :
+			    own_heads(c, r, layer, q);
+		}
 	}
 	c->gather_layer = layer;
-	if (!a2a)
-		return rc;
-	rc |= dcpg_meet(c);
-	for (uint32_t i = 0; i < c->W; i++) {
-		dcpg_rank *r = &c->r[i];
-
-		cudaSetDevice(r->dev);
-		take_heads<<<dim3(c->rows, c->Hr), 128, 0, r->st>>>(
-		    DCPG_PEERS(c, float, po),
-		    DCPG_PLAN(c, r, dcpk_row, rows_off),
-		    DCPG_PLAN(c, r, dcpk_req, reqs_off),
-		    dcpg_attend_deal(c, r), r->group * c->D, c->D, r->dr,
-		    c->Hr, m->kv_lora, r->o);
-		rc |= DCPG_LAUNCHED("take_heads");
-	}
-	return rc;
+	return a2a ? rc | take_all(c) : rc;
 }
 
 /* CP prefill at D = 1: the owner has every row in its own pool. */

@@ -537,9 +537,9 @@ store(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	store_args a = {};
 
-	a.rows = DCPG_PEERS(c, uint8_t, new_rows);
-	a.keys = DCPG_PEERS(c, uint8_t, new_keys);
-	a.scales = DCPG_PEERS(c, float, new_scales);
+	a.rows = DCPG_PEERS(c, r, uint8_t, new_rows);
+	a.keys = DCPG_PEERS(c, r, uint8_t, new_keys);
+	a.scales = DCPG_PEERS(c, r, float, new_scales);
 	a.row = DCPG_PLAN(c, r, dcpk_row, rows_off);
 	a.owner = r->owner;
 	a.D = c->D;
@@ -553,6 +553,17 @@ store(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.kpool = dcpg_pool_keys(c, r, layer, &a.spool);
 	store_rows<<<c->rows, 128, 0, r->st>>>(a);
 	return DCPG_LAUNCHED("store_rows");
+}
+
+static int
+share_rows(dcpk_ctx *c)
+{
+	const dcpg_share s[] = {
+	    DCPG_SHARE(c, new_rows, (size_t)c->rows * c->row_bytes),
+	    DCPG_SHARE(c, new_keys, (size_t)c->rows * c->key_bytes),
+	    DCPG_SHARE(c, new_scales, (size_t)c->rows * 4) };
+
+	return dcpg_meet_over(c, DCPG_ALL, s, 3, 0);
 }
 
 /* q of the heads of this pass, absorbed; where it is pushed, in this rank's
@@ -708,7 +719,7 @@ dcpg_attn_in_op(dcpk_ctx *c, uint32_t layer)
 		rc |= first_half(c, &c->r[i], layer);
 	}
 	if (c->r[0].owner != NULL)	/* CP prefill: rows change hands */
-		rc |= dcpg_meet(c);
+		rc |= share_rows(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
 		if (c->r[i].owner != NULL)

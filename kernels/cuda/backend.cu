@@ -132,6 +132,8 @@ sizes(dcpk_ctx *c, const dcpk_setup *s)
 	c->s = *s;
 	c->W = s->topo.world;
 	c->D = s->topo.dcp;
+	c->mirrored = (s->flags & DCPK_NO_PEERS) && c->W > 1 &&
+	    s->comm == DCPK_COMM_NCCL;
 	c->M = std::max(s->max_rows, s->max_prefill);
 	if (s->flags & DCPK_FP8_WEIGHTS)	/* cuBLASLt's rows */
 		c->M = (c->M + 3) / 4 * 4;
@@ -200,8 +202,8 @@ take_codes(const dcpk_ctx *c, char *base, size_t *at, size_t rows, uint32_t k)
 	return y;
 }
 
-static size_t
-shard(const dcpk_ctx *c)
+size_t
+dcpg_shard(const dcpk_ctx *c)
 {
 	return (dcpk_shard_len(c->s.max_ctx, 0, c->D) + 31) / 32 * 32;
 }
@@ -222,7 +224,7 @@ score_floats(const dcpk_ctx *c)
 {
 	size_t ctx = (c->s.max_ctx + 63) / 64 * 64;
 
-	return std::max(c->s.max_rows * shard(c), std::max(ctx,
+	return std::max(c->s.max_rows * dcpg_shard(c), std::max(ctx,
 	    std::min(DCPG_SCORES, prefill_share(c) * ctx)));
 }
 
@@ -293,7 +295,8 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->qg = TAKE(M * c->Hg * cr, bf16);
 		r->po = TAKE(M * c->Hg * m->kv_lora, float);
 		r->plse = TAKE(M * c->Hg, float);
-		r->parts = TAKE(c->D, struct dcpg_part);
+		if (!c->mirrored)
+			r->parts = TAKE(c->D, struct dcpg_part);
 		if (c->s.wire == DCPK_WIRE_FP8) {
 			r->w8 = TAKE(M * c->Hg * m->kv_lora, uint8_t);
 			r->w8_scale = TAKE(M * c->Hg * ((m->kv_lora +
@@ -339,6 +342,8 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	r->plan = TAKE(c->plan_cap, char);
 	if (c->s.topo.cp > 1)
 		r->own_mem = TAKE(3 * M, uint32_t);
+	if (c->mirrored)
+		r->mirror = TAKE(dcpg_mirror_bytes(c, id), char);
 	r->lt_ws = TAKE(DCPG_LT_WS, char);
 	r->side_ws = TAKE(DCPG_LT_WS, char);
 	if (id != 0)
@@ -400,6 +405,44 @@ devices(const dcpk_setup *s, int *per, int *used, dcpk_err *err)
 		return fail(err, -ENODEV, "cuda: --tp %u needs %d GPUs with "
 		    "--ranks-per-gpu %d, %d are visible", s->topo.world,
 		    *used, *per, n);
+	return 0;
+}
+
+/* Can every GPU in use map every other's memory? */
+static bool
+reach(int used)
+{
+	for (int a = 0; a < used; a++)
+		for (int b = 0; b < used; b++) {
+			int can = a == b;
+
+			if (!can && (cudaDeviceCanAccessPeer(&can, a, b) !=
+			    cudaSuccess || !can))
+				return false;
+		}
+	return true;
+}
+
+static int
+cuda_settle(dcpk_setup *s, dcpk_err *err)
+{
+	int per, used, rc = devices(s, &per, &used, err);
+
+	if (rc != 0)
+		return rc;
+	if (used > 1 && !reach(used))
+		s->flags |= DCPK_NO_PEERS;
+	if (used > 1 && (s->flags & DCPK_NO_PEERS)) {
+		if ((s->flags & DCPK_COMM_AUTO) && per == 1)
+			s->comm = DCPK_COMM_NCCL;
+		if (s->comm != DCPK_COMM_NCCL)
+			return fail(err, -ENODEV, "--dcp-comm %s: the GPUs "
+			    "cannot reach each other's memory; use --dcp-comm "
+			    "nccl%s", s->comm == DCPK_COMM_PEER ? "peer" :
+			    "p2p", per == 1 ? "" : " and a GPU for each rank");
+	}
+	if (s->comm == DCPK_COMM_NCCL)
+		s->graph_rows = 0;
 	return 0;
 }
 
@@ -467,7 +510,8 @@ check_setup(const dcpk_setup *s, dcpk_err *err)
 	return 0;
 }
 
-/* Peer access between every two devices in use; it must be there. */
+/* Peer access between every two devices in use; it must be there, unless
+ * nothing reads through it. */
 static int
 peers(dcpk_ctx *c, dcpk_err *err)
 {
@@ -476,7 +520,7 @@ peers(dcpk_ctx *c, dcpk_err *err)
 			int can = 0;
 			cudaError_t e;
 
-			if (a == b)
+			if (a == b || c->mirrored)
 				continue;
 			cudaDeviceCanAccessPeer(&can, a, b);
 			if (!can)
@@ -533,6 +577,7 @@ cuda_close(dcpk_ctx *c)
 	}
 	dcpg_graphs_close(c);
 	dcpg_nccl_close(c);
+	dcpg_mirror_close(c);
 	dcpg_weights_free(c);
 	dcpg_product_forget();
 	for (uint32_t i = 0; i < c->W; i++) {
@@ -693,6 +738,8 @@ cuda_open(const dcpk_setup *s, dcpk_ctx **out, dcpk_err *err)
 		rc = dcpg_graphs_open(c);
 	if (rc == 0)
 		rc = dcpg_nccl_open(c, err);
+	if (rc == 0)
+		rc = dcpg_mirror_open(c, err);
 	if (rc == 0 && s->comm == DCPK_COMM_PEER &&
 	    cudaHostAlloc(&c->stuck, c->W * sizeof *c->stuck,
 	    cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess)
@@ -770,7 +817,8 @@ cuda_step_begin(dcpk_ctx *c, const dcpk_plan *p, dcpk_err *err)
 	    c->longest <= DCPG_MAX_SHARD;
 	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
 	    c->s.model.rope == DCPG_ROPE;
-	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 : shard(c);
+	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 :
+	    dcpg_shard(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 
@@ -880,6 +928,7 @@ static const dcpk_backend table = {
 	.abi = DCPK_ABI,
 	.size = sizeof(dcpk_backend),
 	.name = "cuda",
+	.settle = cuda_settle,
 	.memory = cuda_memory,
 	.bytes = cuda_bytes,
 	.open = cuda_open,

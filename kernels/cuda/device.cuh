@@ -125,7 +125,8 @@ struct dcpg_rank {
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
 	float *plse;		/* [M][Hg] */
-	struct dcpg_part *parts;	/* [D]: po and plse of its group */
+	struct dcpg_part *parts;	/* [D]: po and plse of its group;
+					   mirrored: NULL */
 	/* DCPK_WIRE_FP8: what peers put here of this rank's heads, wire.cu */
 	uint8_t *w8;		/* [D][rows][Hr][c] e4m3 */
 	float *w8_scale;	/* [D][rows][Hr][tiles of c] */
@@ -149,6 +150,7 @@ struct dcpg_rank {
 	float *gscales;
 	bf16 *hs;		/* [samples][hidden] */
 	float *logits;		/* [samples][vocab slice] */
+	char *mirror;		/* what peers have, mirror.cu */
 	char *plan;		/* device copy */
 	/* CP prefill only, else NULL: rows this rank computes; who computes
 	 * row i, and as which of its rows */
@@ -177,6 +179,7 @@ struct dcpk_ctx {
 	size_t pool_rows, scores_ld;
 	uint32_t cap_samples, cap_top;
 	int devices;
+	bool mirrored;	/* no peer access: mirror.cu */
 	dcpg_rank r[DCPK_MAX_RANKS];
 	dcpk_bytes got[DCPK_MAX_RANKS];
 
@@ -198,6 +201,7 @@ struct dcpk_ctx {
 
 	struct dcpg_stuck *stuck;	/* pinned, [W]; DCPK_COMM_PEER */
 	struct dcpg_nccl *nccl;		/* DCPK_COMM_NCCL, W > 1 */
+	struct dcpg_mirror *mirror;	/* mirrored */
 	std::atomic<bool> ending;	/* the host waits for ranks' `end` */
 	cudaEvent_t mark[DCPG_AHEAD];	/* rank 0: its last layers' ends */
 	uint32_t marks;			/* layers enqueued in this step */
@@ -234,13 +238,14 @@ struct dcpg_span {		/* a rank's rows of one request */
 template <typename T> struct dcpg_peers {
 	T *p[DCPK_MAX_RANKS];
 };
-#define DCPG_PEERS(c, T, member) ({ \
+#define DCPG_PEERS(c, self, T, member) ({ \
 	dcpg_peers<T> ps_ = {}; \
 	for (uint32_t r_ = 0; r_ < (c)->W; r_++) \
-		ps_.p[r_] = (c)->r[r_].member; \
+		ps_.p[r_] = dcpg_seen(c, self, r_, (T *)(c)->r[r_].member); \
 	ps_; })
 
 int dcpg_ok(cudaError_t e, const char *what);	/* 0 or -EIO, logged */
+size_t dcpg_shard(const dcpk_ctx *);	/* scores of a row on one rank */
 /* Every rank's stream waits for what all ranks have enqueued so far. */
 int dcpg_meet(dcpk_ctx *c);
 /* A rank's side of a meeting by flags in peer memory. Lane 0 is met on the main
@@ -287,7 +292,45 @@ int dcpg_mark(dcpk_ctx *);	/* a layer has been enqueued */
 bool dcpg_lost_peer(const dcpk_ctx *);	/* a meeting by flags was in vain */
 void dcpg_waits(dcpk_ctx *, char *buf, size_t cap);	/* any thread */
 
+/* mirror.cu: what ranks read of each other where GPUs cannot map each other's
+ * memory (c->mirrored); else a meeting, and pointers as they are */
+enum dcpg_who {		/* who gets it: of all ranks, of its group; rank 0 */
+	DCPG_ALL, DCPG_GROUP, DCPG_RANK0
+};
+struct dcpg_share {
+	const void *of[DCPK_MAX_RANKS];	/* on each rank */
+	size_t bytes;		/* of one rank; dcpg_meet_heads: of a column */
+};
+#define DCPG_SHARE(c, member, n) ({ \
+	dcpg_share s_ = {}; \
+	for (uint32_t r_ = 0; r_ < (c)->W; r_++) \
+		s_.of[r_] = (c)->r[r_].member; \
+	s_.bytes = (n); \
+	s_; })
+int dcpg_mirror_open(dcpk_ctx *, dcpk_err *);
+void dcpg_mirror_close(dcpk_ctx *);
+size_t dcpg_mirror_bytes(const dcpk_ctx *, uint32_t rank);
+/* dcpg_meet, after which dcpg_seen knows these n; `used` bytes of each region
+ * are what is sent */
+int dcpg_meet_over(dcpk_ctx *, enum dcpg_who, const dcpg_share *, uint32_t n,
+    size_t used);
+int dcpg_meet_heads(dcpk_ctx *, const dcpg_share *, uint32_t n, uint32_t rows);
+const void *dcpg_seen_at(const dcpk_ctx *, const dcpg_rank *r, uint32_t o,
+    const void *);
+template <typename T> static inline T *
+dcpg_seen(const dcpk_ctx *c, const dcpg_rank *r, uint32_t o, T *p)
+{
+	return (T *)dcpg_seen_at(c, r, o, p);
+}
+
 /* nccl.cu */
+struct dcpg_copy {
+	uint32_t from, to;	/* ranks */
+	const void *src;
+	void *dst;
+	size_t bytes;
+};
+int dcpg_nccl_copy(dcpk_ctx *, const dcpg_copy *, size_t n);
 int dcpg_nccl_open(dcpk_ctx *, dcpk_err *);
 void dcpg_nccl_close(dcpk_ctx *);
 int dcpg_nccl_sum(dcpk_ctx *, float *const y[], size_t n);
@@ -303,6 +346,8 @@ bool dcpg_graph_captures(const dcpk_ctx *);	/* at this moment */
 /* prefill.cu: a request's rows or index keys, in order of position */
 int dcpg_gather(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req,
     bool keys);
+/* mirrored: the group's part of them to each rank, before it gathers */
+int dcpg_bring(dcpk_ctx *, uint32_t layer, uint32_t req, bool keys);
 
 /* row_shards of this step's rows, for the fast selection */
 int dcpg_row_shards(dcpk_ctx *, dcpg_rank *);
@@ -317,7 +362,7 @@ dcpg_span dcpg_span_of(const dcpk_ctx *, const dcpg_rank *, const dcpg_deal &,
 int dcpg_row_ends(dcpk_ctx *, dcpg_rank *);
 int dcpg_select_rows(dcpk_ctx *, dcpg_rank *, uint32_t layer, uint32_t req);
 int dcpg_keep_rows(dcpk_ctx *, dcpg_rank *, uint32_t layer);
-int dcpg_swap_lists(dcpk_ctx *, dcpg_rank *);
+int dcpg_swap_lists(dcpk_ctx *);
 
 /* product.cu: y[i*ldy+j] = sum_k x[i*ldx+k] w[j*ldw+k], f32 accumulation */
 struct dcpg_prod {

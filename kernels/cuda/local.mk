@@ -28,8 +28,8 @@ cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/value.cu kernels/cuda/route.cu \
 	kernels/cuda/experts.cu kernels/cuda/experts4.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
-	kernels/cuda/lost.cu kernels/cuda/peek.cu kernels/cuda/fill.cu \
-	kernels/cuda/measure.cu
+	kernels/cuda/mirror.cu kernels/cuda/lost.cu \
+	kernels/cuda/peek.cu kernels/cuda/fill.cu kernels/cuda/measure.cu
 
 if CUDA
 moduledir = $(pkglibdir)

@@ -163,9 +163,15 @@ dcpg_measure(dcpk_ctx *c, dcpk_speed *s)
 	cudaEventCreate(&t0);
 	cudaEventCreate(&t1);
 	for (int i = 0; rc == 0 && i < 2; i++) {
+		dcpg_copy one = { b->id, a->id, b->rows, a->rows, bytes };
+
+		cudaSetDevice(a->dev);
 		cudaEventRecord(t0, a->st);
-		cudaMemcpyAsync(a->rows, b->rows, bytes, cudaMemcpyDefault,
-		    a->st);
+		if (c->mirrored)
+			dcpg_nccl_copy(c, &one, 1);
+		else
+			cudaMemcpyAsync(a->rows, b->rows, bytes,
+			    cudaMemcpyDefault, a->st);
 		cudaEventRecord(t1, a->st);
 		rc = dcpg_wait_event(c, t1, "measuring a copy");
 	}

@@ -1,8 +1,10 @@
 /*
- * --dcp-comm nccl: the sums of partial products by NCCL's all-reduce. The
+ * --dcp-comm nccl: the sums of partial products by NCCL's all-reduce, and
+ * everything else where GPUs cannot reach each other's memory (mirror.cu). The
  * library is opened when it is asked for, so nothing is built against it; what
- * is used of it has been the same in every release of NCCL 2. One thread makes
- * the calls of all ranks, as one group. Each rank has a GPU of its own.
+ * is used of it has been the same in every release of NCCL since 2.7. One
+ * thread makes the calls of all ranks, as one group. Each rank has a GPU of its
+ * own.
  *
  * An all-reduce ends on a rank only after every rank has begun it, so it stands
  * for the meeting of the other ways too.
@@ -16,7 +18,7 @@
 
 typedef struct ncclComm *comm_t;
 
-enum { NCCL_FLOAT32 = 7, NCCL_SUM = 0 };
+enum { NCCL_INT8 = 0, NCCL_FLOAT32 = 7, NCCL_SUM = 0 };
 
 struct dcpg_nccl {
 	void *lib;
@@ -25,6 +27,9 @@ struct dcpg_nccl {
 	int (*destroy)(comm_t);
 	int (*all_reduce)(const void *, void *, size_t, int type, int op,
 	    comm_t, cudaStream_t);
+	int (*send)(const void *, size_t, int type, int peer, comm_t,
+	    cudaStream_t);
+	int (*recv)(void *, size_t, int type, int peer, comm_t, cudaStream_t);
 	int (*group_start)(void);
 	int (*group_end)(void);
 	const char *(*error)(int);
@@ -42,6 +47,8 @@ symbols(dcpg_nccl *n)
 	return symbol(n, "ncclCommInitAll", &n->init_all) &&
 	    symbol(n, "ncclCommDestroy", &n->destroy) &&
 	    symbol(n, "ncclAllReduce", &n->all_reduce) &&
+	    symbol(n, "ncclSend", &n->send) &&
+	    symbol(n, "ncclRecv", &n->recv) &&
 	    symbol(n, "ncclGroupStart", &n->group_start) &&
 	    symbol(n, "ncclGroupEnd", &n->group_end) &&
 	    symbol(n, "ncclGetErrorString", &n->error);
@@ -146,5 +153,44 @@ dcpg_nccl_sum(dcpk_ctx *c, float *const y[], size_t n)
 	if (rc == 0)
 		return 0;
 	fprintf(stderr, "cuda: NCCL: %s\n", c->nccl->error(rc));
+	return -EIO;
+}
+
+/*
+ * Bytes between ranks, each from its rank's stream to the other's. A receive
+ * begins when its stream gets there, so what the stream read before may be
+ * written; a send is over before its stream goes on.
+ */
+int
+dcpg_nccl_copy(dcpk_ctx *c, const dcpg_copy *v, size_t n)
+{
+	dcpg_nccl *l = c->nccl;
+	int rc = 0;
+
+	for (size_t i = 0; i < n; i++)
+		if (v[i].from == v[i].to) {
+			cudaSetDevice(c->r[v[i].to].dev);
+			rc |= dcpg_ok(cudaMemcpyAsync(v[i].dst, v[i].src,
+			    v[i].bytes, cudaMemcpyDeviceToDevice,
+			    c->r[v[i].to].st), "copy");
+		}
+	if (rc != 0)
+		return rc;
+	rc = l->group_start();
+	for (size_t i = 0; rc == 0 && i < n; i++) {
+		if (v[i].from == v[i].to || v[i].bytes == 0)
+			continue;
+		rc = l->send(v[i].src, v[i].bytes, NCCL_INT8, (int)v[i].to,
+		    l->comm[v[i].from], c->r[v[i].from].st);
+		if (rc == 0)
+			rc = l->recv(v[i].dst, v[i].bytes, NCCL_INT8,
+			    (int)v[i].from, l->comm[v[i].to],
+			    c->r[v[i].to].st);
+	}
+	if (rc == 0)
+		rc = l->group_end();
+	if (rc == 0)
+		return 0;
+	fprintf(stderr, "cuda: NCCL: %s\n", l->error(rc));
 	return -EIO;
 }

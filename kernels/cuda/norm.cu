@@ -256,15 +256,49 @@ sum_nccl(dcpk_ctx *c, bool attention)
 	return dcpg_nccl_sum(c, y, (size_t)c->rows * c->s.model.hidden);
 }
 
+/* Own rows where all ranks have them, the others' zero: a block a row. */
+__global__ void
+spread(const float *own, const uint32_t *owner, const uint32_t *jof,
+    uint32_t cp, uint32_t n, float *y)
+{
+	uint32_t i = blockIdx.x;
+	const float *s = own + (size_t)jof[i] * n;
+
+	for (uint32_t d = threadIdx.x; d < n; d += blockDim.x)
+		y[(size_t)i * n + d] = owner[i] == cp ? s[d] : 0;
+}
+
+/* CP without peer access: attention's partials into yf, which is free here. */
+static int
+spread_rows(dcpk_ctx *c)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+
+		cudaSetDevice(r->dev);
+		spread<<<c->rows, 256, 0, r->st>>>(r->ya, r->owner, r->jof,
+		    r->cp, c->s.model.hidden, r->yf);
+		rc |= DCPG_LAUNCHED("spread");
+	}
+	return rc;
+}
+
 int
 dcpg_sum_norm(dcpk_ctx *c, bool attention, uint32_t layer)
 {
-	bool nccl = c->nccl != NULL && !(attention && c->r[0].owner != NULL);
+	bool by_owner = attention && c->r[0].owner != NULL;
+	bool spread = by_owner && c->mirrored;
+	bool nccl = c->nccl != NULL && (!by_owner || spread);
+	bool from_ya = attention && !spread;
 	bool inside = c->W > 1 && !nccl && c->s.comm == DCPK_COMM_PEER;
 	int rc = 0;
 
+	if (spread)
+		rc |= spread_rows(c);
 	if (nccl)
-		rc = sum_nccl(c, attention);
+		rc |= sum_nccl(c, from_ya);
 	else if (!inside)
 		rc = dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
@@ -274,13 +308,13 @@ dcpg_sum_norm(dcpk_ctx *c, bool attention, uint32_t layer)
 		a.x = r->x;
 		a.n = c->s.model.hidden;
 		if (nccl) {
-			a.y.p[0] = attention ? r->ya : r->yf;
+			a.y.p[0] = from_ya ? r->ya : r->yf;
 			a.T = 1;
 		} else {
 			if (attention)
-				a.y = DCPG_PEERS(c, float, ya);
+				a.y = DCPG_PEERS(c, r, float, ya);
 			else
-				a.y = DCPG_PEERS(c, float, yf);
+				a.y = DCPG_PEERS(c, r, float, yf);
 			a.T = c->W;
 		}
 		if (!nccl && attention && r->own != NULL) {

@@ -102,6 +102,7 @@ struct gather_args {
 	uint8_t *out;
 	float *sout;
 	uint32_t first, D, row_bytes, len, R;
+	bool packed;	/* a rank's rows stand one after another */
 };
 
 /* One warp a position: its bytes, from the rank that holds it. */
@@ -115,7 +116,8 @@ gather_rows(gather_args a)
 		return;
 	lane = threadIdx.x % 32;
 	r = a.first + pos % a.D;
-	at = (size_t)a.pages[pos / DCPK_PAGE] * a.R + pos % DCPK_PAGE / a.D;
+	at = a.packed ? pos / a.D : (size_t)a.pages[pos / DCPK_PAGE] * a.R +
+	    pos % DCPK_PAGE / a.D;
 	const uint32_t *s = (const uint32_t *)(a.pool.p[r] + at * a.row_bytes);
 	uint32_t *d = (uint32_t *)(a.out + (size_t)pos * a.row_bytes);
 
@@ -125,6 +127,77 @@ gather_rows(gather_args a)
 		a.sout[pos] = a.scales.p[r][at];
 }
 
+/* Of a request: most positions that one rank holds, and where, in what it
+ * sends of keys, their scales stand. */
+static size_t
+shard_of(const dcpk_ctx *c, uint32_t req)
+{
+	const dcpk_req *q = &DCPK_REQS(c->plan)[req];
+
+	return dcpk_shard_len(q->prefix + q->rows, 0, c->D);
+}
+
+static size_t
+scales_at(const dcpk_ctx *c, uint32_t req)
+{
+	return (shard_of(c, req) * c->key_bytes + 255) / 256 * 256;
+}
+
+/* A warp a row of this rank, in order of position. */
+__global__ void
+pack_rows(const uint8_t *pool, const float *scales, const uint32_t *pages,
+    uint32_t R, uint32_t row_bytes, uint32_t n, uint8_t *out, float *sout)
+{
+	uint32_t j = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+
+	if (j >= n)
+		return;
+	size_t at = (size_t)pages[j / R] * R + j % R;
+	const uint32_t *s = (const uint32_t *)(pool + at * row_bytes);
+	uint32_t *d = (uint32_t *)(out + (size_t)j * row_bytes);
+
+	for (uint32_t e = lane; e < row_bytes / 4; e += 32)
+		d[e] = s[e];
+	if (scales && lane == 0)
+		sout[j] = scales[at];
+}
+
+int
+dcpg_bring(dcpk_ctx *c, uint32_t layer, uint32_t req, bool keys)
+{
+	const dcpk_req *q = &DCPK_REQS(c->plan)[req];
+	uint32_t el = keys ? c->key_bytes : c->row_bytes;
+	size_t n = shard_of(c, req), at = scales_at(c, req);
+	dcpg_share s[2] = {};
+	int rc = 0;
+
+	if (!c->mirrored || c->D == 1)
+		return 0;
+	for (uint32_t i = 0; i < c->W; i++) {
+		dcpg_rank *r = &c->r[i];
+		float *scales = NULL;
+		uint8_t *pool = keys ? dcpg_pool_keys(c, r, layer, &scales) :
+		    dcpg_pool_rows(c, r, layer);
+		uint32_t mine = dcpk_shard_len(q->prefix + q->rows, r->dr,
+		    c->D);
+
+		s[0].of[i] = r->mirror;
+		s[1].of[i] = r->mirror + at;
+		if (mine == 0)
+			continue;
+		cudaSetDevice(r->dev);
+		pack_rows<<<(mine + 7) / 8, 256, 0, r->st>>>(pool, scales,
+		    DCPG_PLAN(c, r, uint32_t, pages_off) + q->page0,
+		    c->page_rows, el, mine, (uint8_t *)r->mirror,
+		    (float *)(r->mirror + at));
+		rc |= DCPG_LAUNCHED("pack_rows");
+	}
+	s[0].bytes = n * el;
+	s[1].bytes = n * 4;
+	return rc | dcpg_meet_over(c, DCPG_GROUP, s, keys ? 2 : 1,
+	    keys ? at + n * 4 : n * el);
+}
+
 /* Rows (keys = false) or index keys of one request into gather / gkeys. */
 int
 dcpg_gather(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req, bool keys)
@@ -132,10 +205,19 @@ dcpg_gather(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req, bool keys)
 	const dcpk_req *q = &DCPK_REQS(c->plan)[req];
 	gather_args a = {};
 
-	for (uint32_t i = 0; i < c->W; i++)
+	a.packed = c->mirrored && c->D > 1;
+	for (uint32_t i = 0; i < c->W; i++) {
+		char *sent = c->r[i].mirror;
+
 		a.pool.p[i] = keys ?
 		    dcpg_pool_keys(c, &c->r[i], layer, &a.scales.p[i]) :
 		    dcpg_pool_rows(c, &c->r[i], layer);
+		if (!a.packed)
+			continue;
+		a.pool.p[i] = dcpg_seen(c, r, i, (uint8_t *)sent);
+		a.scales.p[i] = dcpg_seen(c, r, i,
+		    (float *)(sent + scales_at(c, req)));
+	}
 	a.pages = DCPG_PLAN(c, r, uint32_t, pages_off) + q->page0;
 	a.out = keys ? r->gkeys : r->gather;
 	a.sout = keys && c->s.idx == DCPK_KV_FP8 ? r->gscales : NULL;
@@ -283,6 +365,8 @@ struct swap_args {
 	const uint32_t *pages;
 	uint32_t D, dr, R;
 	bool local;	/* keep own positions only, as pool rows */
+	uint32_t i0;	/* the first block's row */
+	uint32_t slot0;	/* at which `list` and `count` begin */
 };
 
 /*
@@ -294,14 +378,16 @@ __global__ void
 take_lists(swap_args a)
 {
 	__shared__ uint32_t warp_n[8], base;
-	uint32_t i = blockIdx.x, lane = threadIdx.x % 32, w = threadIdx.x / 32;
+	uint32_t i = a.i0 + blockIdx.x;
+	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
 	dcpk_row row = a.row[i];
 	uint32_t row0 = a.req[row.req].row0;
 
 	if (dealt_to(a.to, i, row0) != a.to.self)
 		return;
 	uint32_t from = a.from.owner ? a.self : dealt_to(a.from, i, row0);
-	uint32_t at = slot_of(a.from, i, row0), to = slot_of(a.to, i, row0);
+	uint32_t at = slot_of(a.from, i, row0) - a.slot0;
+	uint32_t to = slot_of(a.to, i, row0);
 	const uint32_t *src = a.list.p[from] + (size_t)at * a.k;
 	const uint32_t *table = a.pages + a.req[row.req].page0;
 	uint32_t n = a.count.p[from][at];
@@ -334,13 +420,17 @@ take_lists(swap_args a)
 		a.n_out[to] = base;
 }
 
-int
-dcpg_swap_lists(dcpk_ctx *c, dcpg_rank *r)
+static int
+swap_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t i0, uint32_t rows,
+    uint32_t slot0)
 {
+	size_t at = (size_t)slot0 * c->s.model.topk;
 	swap_args a = {};
 
-	a.list = DCPG_PEERS(c, uint32_t, sel);
-	a.count = DCPG_PEERS(c, uint32_t, sel_n);
+	a.list = DCPG_PEERS(c, r, uint32_t, sel + at);
+	a.count = DCPG_PEERS(c, r, uint32_t, sel_n + slot0);
+	a.i0 = i0;
+	a.slot0 = slot0;
 	a.from = dcpg_select_deal(c, r);
 	a.to = dcpg_attend_deal(c, r);
 	a.out = r->list;
@@ -354,6 +444,39 @@ dcpg_swap_lists(dcpk_ctx *c, dcpg_rank *r)
 	a.dr = r->dr;
 	a.R = c->page_rows;
 	a.local = !c->gathered;
-	take_lists<<<c->rows, 256, 0, r->st>>>(a);
+	cudaSetDevice(r->dev);
+	take_lists<<<rows, 256, 0, r->st>>>(a);
 	return DCPG_LAUNCHED("take_lists");
+}
+
+static int
+swap_all(dcpk_ctx *c, uint32_t i0, uint32_t rows, uint32_t slot0)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < c->W; i++)
+		rc |= swap_rows(c, &c->r[i], i0, rows, slot0);
+	return rc;
+}
+
+/* All rows at once, or, where lists must be brought, request by request. */
+int
+dcpg_swap_lists(dcpk_ctx *c)
+{
+	size_t k = c->s.model.topk;
+	int rc = 0;
+
+	if (!c->mirrored || c->r[0].owner != NULL)
+		return dcpg_meet(c) | swap_all(c, 0, c->rows, 0);
+	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
+		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+		size_t n = (rq->rows + c->W - 1) / c->W, at = rq->row0 * k;
+		const dcpg_share s[] = {
+		    DCPG_SHARE(c, sel + at, n * k * 4),
+		    DCPG_SHARE(c, sel_n + rq->row0, n * 4) };
+
+		rc |= dcpg_meet_over(c, DCPG_ALL, s, 2, 0);
+		rc |= swap_all(c, rq->row0, rq->rows, rq->row0);
+	}
+	return rc;
 }

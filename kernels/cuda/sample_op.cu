@@ -352,12 +352,16 @@ logits(dcpk_ctx *c, uint32_t s0)
 		p.k = p.ldw = p.ldx = m->hidden;
 		rc |= dcpg_product(r, &p);
 	}
-	if (c->W > 1)
-		rc |= dcpg_meet(c);
+	if (c->W > 1) {
+		dcpg_share s = DCPG_SHARE(c, logits, (size_t)n *
+		    ((m->vocab + c->W - 1) / c->W) * 4);
+
+		rc |= dcpg_meet_over(c, DCPG_RANK0, &s, 1, 0);
+	}
 	cudaSetDevice(c->r[0].dev);
 	collect<<<dim3((m->vocab + 255) / 256, n), 256, 0, c->r[0].st>>>(
-	    DCPG_PEERS(c, float, logits), c->W, c->r[0].vocab_first, m->vocab,
-	    c->r[0].all_logits);
+	    DCPG_PEERS(c, &c->r[0], float, logits), c->W, c->r[0].vocab_first,
+	    m->vocab, c->r[0].all_logits);
 	return rc | DCPG_LAUNCHED("collect");
 }
 

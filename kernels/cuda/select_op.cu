@@ -263,7 +263,7 @@ pick_all(dcpk_ctx *c, uint32_t layer)
 
 		cudaSetDevice(r->dev);
 		p.s = base_args(c, r, layer);
-		p.scores = DCPG_PEERS(c, float, scores);
+		p.scores = DCPG_PEERS(c, r, float, scores);
 		p.first = r->group * c->D;
 		p.shards = c->D;
 		p.dr = r->dr;
@@ -293,8 +293,12 @@ decode(dcpk_ctx *c, uint32_t layer)
 			    4 * KEYS, score_smem(&a), r->st>>>(a);
 		rc |= DCPG_LAUNCHED("score_keys");
 	}
-	if (c->D > 1)
-		rc |= dcpg_meet(c);
+	if (c->D > 1) {
+		dcpg_share s = DCPG_SHARE(c, scores, c->rows * c->scores_ld *
+		    4);
+
+		rc |= dcpg_meet_over(c, DCPG_GROUP, &s, 1, 0);
+	}
 	return rc | pick_all(c, layer);
 }
 
@@ -392,9 +396,10 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 		size_t its = (size_t)e * c->s.max_rows;
 		dcpg_rank *at = peer ? r : o;	/* where e's offers are */
 
-		a.scores[e] = o->scores;
-		a.from[e] = at->offer + its * DCPG_OFFER_CAP;
-		a.from_window[e] = at->window + its;
+		a.scores[e] = dcpg_seen(c, r, o->id, o->scores);
+		a.from[e] = dcpg_seen(c, r, o->id, at->offer + its *
+		    DCPG_OFFER_CAP);
+		a.from_window[e] = dcpg_seen(c, r, o->id, at->window + its);
 		if (!peer && o != r)
 			continue;
 		a.to[e] = o->offer + mine * DCPG_OFFER_CAP;
@@ -403,6 +408,21 @@ select_args(dcpk_ctx *c, dcpg_rank *r)
 	if (c->s.comm == DCPK_COMM_PEER)
 		a.peer = dcpg_peer_of(c, r, 0);
 	return a;
+}
+
+/* After it the group's offers, and its scores, can be read. */
+static int
+meet_offers(dcpk_ctx *c)
+{
+	size_t n = c->rows;
+	const dcpg_share s[] = {
+	    DCPG_SHARE(c, scores, n * c->scores_ld * 4),
+	    DCPG_SHARE(c, offer + c->r[r_].dr * (size_t)c->s.max_rows *
+		DCPG_OFFER_CAP, n * DCPG_OFFER_CAP * 8),
+	    DCPG_SHARE(c, window + c->r[r_].dr * (size_t)c->s.max_rows,
+		n * sizeof(struct dcpg_window)) };
+
+	return dcpg_meet_over(c, DCPG_GROUP, s, 3, 0);
 }
 
 /*
@@ -426,7 +446,7 @@ decode_fast(dcpk_ctx *c, uint32_t layer)
 		}
 	}
 	if (meets)
-		rc |= dcpg_meet(c);
+		rc |= meet_offers(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		struct dcpg_select a = select_args(c, &c->r[i]);
 
@@ -478,15 +498,30 @@ prefill(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req)
 }
 
 static int
-prefill_all(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+prefill_all(dcpk_ctx *c, uint32_t layer)
 {
 	int rc = 0;
 
-	for (uint32_t q = 0; q < c->plan->n_reqs; q++)
-		rc |= c->fast_rows ? dcpg_select_rows(c, r, layer, q) :
-		    prefill(c, r, layer, q);
-	return c->fast_rows && r->keep != NULL ?
-	    rc | dcpg_keep_rows(c, r, layer) : rc;
+	for (uint32_t q = 0; q < c->plan->n_reqs; q++) {
+		const dcpk_req *rq = &DCPK_REQS(c->plan)[q];
+
+		if (rq->prefix + rq->rows > c->s.model.topk)
+			rc |= dcpg_bring(c, layer, q, true);
+		for (uint32_t i = 0; i < c->W; i++) {
+			dcpg_rank *r = &c->r[i];
+
+			cudaSetDevice(r->dev);
+			rc |= c->fast_rows ?
+			    dcpg_select_rows(c, r, layer, q) :
+			    prefill(c, r, layer, q);
+		}
+	}
+	for (uint32_t i = 0; c->fast_rows && i < c->W; i++) {
+		cudaSetDevice(c->r[i].dev);
+		if (c->r[i].keep != NULL)
+			rc |= dcpg_keep_rows(c, &c->r[i], layer);
+	}
+	return rc;
 }
 
 int
@@ -502,15 +537,8 @@ dcpg_select_op(dcpk_ctx *c, uint32_t layer)
 	}
 	/* every rank's keys of this step are stored before peers read them */
 	rc |= dcpg_meet(c);
-	for (uint32_t i = 0; i < c->W; i++) {
-		cudaSetDevice(c->r[i].dev);
-		rc |= prefill_all(c, &c->r[i], layer);
-	}
-	rc |= dcpg_meet(c);
-	for (uint32_t i = 0; i < c->W; i++) {
-		cudaSetDevice(c->r[i].dev);
-		rc |= dcpg_swap_lists(c, &c->r[i]);
-	}
+	rc |= prefill_all(c, layer);
+	rc |= dcpg_swap_lists(c);
 	return rc != 0 ? -EIO : 0;
 }
 

@@ -13,6 +13,8 @@
  * come behind that layer's first meeting, to which every rank comes behind this
  * layer's merge.
  */
+#include <vector>
+
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/rowops.cuh"
@@ -94,13 +96,66 @@ send_parts(const bf16 *o, const float *lse, const __grid_constant__ landing to,
 	}
 }
 
+/* Bytes of one rank's part for another: codes, scales, LSEs; and, without peer
+ * access, where each kind stands in the memory that is sent from. */
+static size_t
+block(const wire_shape &s, uint32_t kind)
+{
+	size_t heads = (size_t)s.rows * s.Hr;
+
+	return kind == 0 ? heads * s.c : kind == 1 ? heads * s.tiles * 4 :
+	    heads * 4;
+}
+
+static size_t
+sent_at(const wire_shape &s, uint32_t kind)
+{
+	size_t at = 0;
+
+	for (uint32_t k = 0; k < kind; k++)
+		at += (2 * s.D * block(s, k) + 255) / 256 * 256;
+	return at;
+}
+
+static int
+carry(dcpk_ctx *c, const wire_shape &s)
+{
+	std::vector<dcpg_copy> v;
+
+	for (uint32_t i = 0; i < c->W; i++)
+		for (uint32_t e = 0; e < c->D; e++) {
+			dcpg_rank *r = &c->r[i];
+			dcpg_rank *o = &c->r[r->group * c->D + e];
+			char *to[] = { (char *)o->w8, (char *)o->w8_scale,
+			    (char *)o->w8_lse };
+
+			for (uint32_t k = 0; k < 3 && o != r; k++)
+				v.push_back({ i, o->id, r->mirror +
+				    sent_at(s, k) + (e + r->dr) * block(s, k),
+				    to[k] + r->dr * block(s, k),
+				    block(s, k) });
+		}
+	return dcpg_nccl_copy(c, v.data(), v.size());
+}
+
 static int
 send(dcpk_ctx *c, dcpg_rank *r, const wire_shape &s)
 {
 	uint64_t n = (uint64_t)(s.D - 1) * s.rows * s.Hr * s.tiles;
 	uint64_t blocks = (n + 15) / 16;
-	landing to = { DCPG_PEERS(c, uint8_t, w8),
-	    DCPG_PEERS(c, float, w8_scale), DCPG_PEERS(c, float, w8_lse) };
+	landing to = {};
+
+	for (uint32_t e = s.first; e < s.first + s.D; e++) {
+		dcpg_rank *o = &c->r[e];
+
+		/* ours of rank e is block e + dr of what is sent */
+		to.w8.p[e] = c->mirrored ? (uint8_t *)r->mirror +
+		    (e - s.first) * block(s, 0) : o->w8;
+		to.scale.p[e] = c->mirrored ? (float *)(r->mirror +
+		    sent_at(s, 1) + (e - s.first) * block(s, 1)) : o->w8_scale;
+		to.lse.p[e] = c->mirrored ? (float *)(r->mirror +
+		    sent_at(s, 2) + (e - s.first) * block(s, 2)) : o->w8_lse;
+	}
 
 	send_parts<<<(uint32_t)(blocks > 528 ? 528 : blocks), 256, 0,
 	    r->st>>>((const bf16 *)r->po, r->plse, to, s);
@@ -217,7 +272,9 @@ dcpg_merge_fp8(dcpk_ctx *c)
 		cudaSetDevice(c->r[i].dev);
 		rc |= send(c, &c->r[i], of_rank(s, c, &c->r[i]));
 	}
-	if (c->s.comm != DCPK_COMM_PEER)
+	if (c->mirrored)
+		rc |= carry(c, s);
+	else if (c->s.comm != DCPK_COMM_PEER)
 		rc |= dcpg_meet(c);
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);

@@ -28,8 +28,9 @@ failed = 0
 
 
 class Fwd:
-    def __init__(self, exe, module=None):
-        env = dict(os.environ)
+    def __init__(self, exe, module=None, **more):
+        env = dict(os.environ, **more)
+        self.exe, self.module = exe, module
         if module:
             env["FWD_MODULE"] = os.path.abspath(module)
         self.log = tempfile.mktemp("", "cuda." if module else "cpu.", WORK)
@@ -184,6 +185,43 @@ def part_nccl(gpu, cpu, p, n):
         compare(gpu.run(**base_job(p, how), comm="nccl"),
                 gpu.run(**base_job(p, how)), GAP["same"],
                 f"nccl {name(how)}")
+
+
+def part_nopeer(gpu, cpu, p, n):
+    """Every exchange through NCCL, which is kept from peer access too: this
+    process never maps another GPU's memory, so what would be read there
+    faults. V3.2 made narrow has the shapes of the fast kernels, and prompts
+    longer than index_topk."""
+    global failed
+    if n < 2:
+        print("nopeer: not run: needs two GPUs")
+        return
+    alone = Fwd(gpu.exe, gpu.module, NCCL_P2P_DISABLE="1")
+    ways = [*LAYOUTS_2, dict(tp=2, cp=2),
+            dict(tp=2, dcp=2, way="kv", kv="fp8"),
+            dict(tp=2, dcp=2, way="a2a"),
+            dict(tp=2, dcp=2, way="q", wire="fp8"),
+            dict(tp=2, dcp=2, way="kv", idx="bf16")]
+    for how in ways:
+        job = base_job(p, how)
+        compare(alone.run(**job, comm="nccl", no_peers=True), gpu.run(**job),
+                GAP["same"], f"no peer access, {name(how)}")
+    rng = np.random.default_rng(5)
+    long = dict(model=small_fp8(), dummy=True, decode=8, chunk=1024, batch=3,
+                kv="fp8", idx="fp8", prompts=[rng.integers(2, 4096, m).tolist()
+                                              for m in (2500, 2300, 70)])
+    for how in [*LAYOUTS_2[1:], dict(tp=2, dcp=2, way="a2a"), dict(tp=2)]:
+        compare(alone.run(**long, **how, comm="nccl", no_peers=True),
+                gpu.run(**long, **how), GAP["same"],
+                f"no peer access, past index_topk, {name(how)}")
+    for comm in ("peer", "event"):
+        a = alone.run(**base_job(p[:1], LAYOUTS_2[0]), comm=comm,
+                      no_peers=True)
+        ok = "use --dcp-comm nccl" in a.get("error", "")
+        failed += not ok
+        print(f"{'ok  ' if ok else 'FAIL'} {comm} is refused: "
+              f"{a.get('error')}")
+    alone.close()
 
 
 def part_host(gpu, cpu, p, n):
@@ -402,7 +440,8 @@ def part_int4(gpu, cpu, p, n):
 
 
 PARTS = dict(plain=part_plain, prefill=part_prefill, graph=part_graph,
-             peer=part_peer, nccl=part_nccl, host=part_host, wire=part_wire,
+             peer=part_peer, nccl=part_nccl,
+             nopeer=part_nopeer, host=part_host, wire=part_wire,
              edge=part_edge, mask=part_mask, fp8=part_fp8, int4=part_int4)
 
 

@@ -77,6 +77,7 @@ module prefill 60
 module graph 60
 two peer module peer 40
 two nccl module nccl 40
+two nopeer module nopeer 60
 module host 40
 module wire 40
 module edge 30

@@ -154,7 +154,8 @@ job_read(json_t *o, struct job *j, struct dcpd_err *err)
 	j->stop_at_eos = truth(o, "stop_at_eos");
 	j->flags = DCPK_GUARD | (j->select ? DCPK_KEEP_SELECT : 0) |
 	    (truth(o, "quant_act") ? DCPK_QUANT_ACT : 0) |
-	    (truth(o, "fp8_weights") ? DCPK_FP8_WEIGHTS : 0);
+	    (truth(o, "fp8_weights") ? DCPK_FP8_WEIGHTS : 0) |
+	    (truth(o, "no_peers") ? DCPK_NO_PEERS : 0);
 	if (j->batch == 0 || j->batch > MAX_BATCH || j->chunk == 0 ||
 	    j->decode_rows == 0)
 		return dcpd_fail(err, -EINVAL, "batch or chunk out of range");
@@ -620,6 +621,8 @@ device_open(struct run *r, struct dcpd_err *err)
 	/* The logits kept for a peek are those of max_rows samples. */
 	if (j->all_logits && su.max_rows < j->chunk)
 		su.max_rows = j->chunk;
+	if (be->settle != NULL && (rc = be->settle(&su, &ke)) != 0)
+		return dcpd_fail(err, rc, "settle: %s", ke.text);
 	rc = be->open(&su, &r->ctx, &ke);
 	if (rc != 0)
 		return dcpd_fail(err, rc, "open: %s", ke.text);
