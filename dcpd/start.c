@@ -196,7 +196,8 @@ plan_input(struct dcpd_daemon *d, struct dcpk_topo *topo,
 	in->comm = dcpd_options_comm(o);
 	in->wire = dcpd_options_wire(o);
 	in->graph_rows = dcpd_options_graph_rows(o);
-	in->flags = DCPK_GUARD |
+	in->flags = DCPK_GUARD | (o->no_peers ? DCPK_NO_PEERS : 0) |
+	    (o->dcp_comm == DCPD_COMM_AUTO ? DCPK_COMM_AUTO : 0) |
 	    (o->quantize_activations ? DCPK_QUANT_ACT : 0) |
 	    dcpd_options_keeps(o, &d->config);
 	in->max_ctx = o->max_context != 0 ? o->max_context : m->max_pos;
@@ -436,14 +437,14 @@ phase_graphs(struct dcpd_daemon *d, struct dcpd_err *err)
 	uint32_t made;
 	int rc;
 
-	if (dcpd_options_graph_rows(&d->opt) == 0)
+	if (d->model.setup.graph_rows == 0)
 		return 0;
 	phase(d, "graphs");
 	rc = dcpd_engine_graphs(&d->model, &made, err);
 	if (rc != 0)
 		return rc;
 	phase_done(d, "%u of up to %u rows", made,
-	    dcpd_options_graph_rows(&d->opt));
+	    d->model.setup.graph_rows);
 	return 0;
 }
 
@@ -485,6 +486,30 @@ device_budget(const struct dcpk_topo *topo, struct dcpd_memplan_in *in,
 	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s", ke.text);
 }
 
+/* What the device decides of what the flags leave open. */
+static int
+settle(const struct dcpk_topo *topo, struct dcpd_memplan_in *in,
+    struct dcpd_err *err)
+{
+	struct dcpk_err ke = { "" };
+	struct dcpk_setup s;
+	int rc;
+
+	if (in->backend->settle == NULL)
+		return 0;
+	dcpd_memplan_setup(in, topo, 1, 0, &s);
+	rc = in->backend->settle(&s, &ke);
+	if (rc != 0)
+		return dcpd_fail(err, rc, "%s", ke.text);
+	if (s.comm != in->comm)
+		dcpd_log(LOG_NOTICE, "the GPUs cannot reach each other's "
+		    "memory: --dcp-comm nccl, without graphs");
+	in->flags = s.flags;
+	in->comm = s.comm;
+	in->graph_rows = s.graph_rows;
+	return 0;
+}
+
 static int
 start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 {
@@ -499,6 +524,8 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 	    (rc = plan_input(d, &topo, &in, err)) != 0)
 		return rc;
 	in.backend = b;
+	if ((rc = settle(&topo, &in, err)) != 0)
+		return rc;
 	if (b->memory != NULL && (rc = device_budget(&topo, &in, err)) != 0)
 		return rc;
 	if ((rc = make_plan(&d->opt, &in, &plan, err)) != 0)

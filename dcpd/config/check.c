@@ -24,6 +24,15 @@ check_cuda(const struct dcpd_options *o, struct dcpd_err *err)
 	if (o->quantize_activations)
 		return dcpd_fail(err, -EINVAL, "--quantize-activations: only "
 		    "with --device cpu, a GPU does it anyway; leave it out");
+	if (o->no_peers && o->tp > 1 && o->ranks_per_gpu > 1)
+		return dcpd_fail(err, -EINVAL, "--disable-peer-access: leaves "
+		    "NCCL, which needs a GPU for each rank; leave out "
+		    "--ranks-per-gpu %u", o->ranks_per_gpu);
+	if (o->no_peers && (o->dcp_comm == DCPD_COMM_P2P ||
+	    o->dcp_comm == DCPD_COMM_PEER))
+		return dcpd_fail(err, -EINVAL, "--dcp-comm %s: GPUs read each "
+		    "other's memory, not with --disable-peer-access; use nccl",
+		    o->dcp_comm == DCPD_COMM_P2P ? "p2p" : "peer");
 	if (o->dcp_comm == DCPD_COMM_AUTO || o->dcp_comm == DCPD_COMM_P2P)
 		return 0;
 	if (o->tp == 1)
@@ -49,6 +58,9 @@ check_device(const struct dcpd_options *o, struct dcpd_err *err)
 	if (DCPD_GIVEN(o, dcp_comm))
 		return dcpd_fail(err, -EINVAL, "--dcp-comm: only with --device "
 		    "cuda; on the CPU ranks share memory; leave it out");
+	if (DCPD_GIVEN(o, no_peers))
+		return dcpd_fail(err, -EINVAL, "--disable-peer-access: only "
+		    "with --device cuda; leave it out");
 	if (DCPD_GIVEN(o, ranks_per_gpu))
 		return dcpd_fail(err, -EINVAL, "--ranks-per-gpu: only with "
 		    "--device cuda; leave it out");
@@ -225,15 +237,17 @@ dcpd_options_comm(const struct dcpd_options *o)
 {
 	if (o->dcp_comm != DCPD_COMM_AUTO)
 		return (enum dcpk_comm)(o->dcp_comm - DCPD_COMM_P2P);
-	return o->device == DCPD_DEVICE_CUDA && o->tp > 1 &&
-	    o->ranks_per_gpu <= 1 ? DCPK_COMM_PEER : DCPK_COMM_EVENT;
+	if (o->device != DCPD_DEVICE_CUDA || o->tp == 1 ||
+	    o->ranks_per_gpu > 1)
+		return DCPK_COMM_EVENT;
+	return o->no_peers ? DCPK_COMM_NCCL : DCPK_COMM_PEER;
 }
 
 uint32_t
 dcpd_options_graph_rows(const struct dcpd_options *o)
 {
 	return o->device == DCPD_DEVICE_CUDA &&
-	    o->dcp_comm != DCPD_COMM_NCCL ? o->cuda_graph_max_bs : 0;
+	    dcpd_options_comm(o) != DCPK_COMM_NCCL ? o->cuda_graph_max_bs : 0;
 }
 
 enum dcpk_wire

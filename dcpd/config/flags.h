@@ -71,8 +71,12 @@ X(ACT, ENUM, prefill_way, "prefill-way", "", "auto", "auto|q|kv|a2a", \
   "what a prefill under DCP moves; auto: the way predicted fastest") \
 X(ACT, ENUM, dcp_comm, "dcp-comm", "", "auto", "auto|p2p=event|peer|nccl", \
   "how GPUs wait for each other: p2p by events; peer by flags in peer " \
-  "memory, a GPU for each rank; nccl as p2p, with sums of partials by NCCL; " \
-  "auto: peer where it can be. --device cuda only") \
+  "memory, a GPU for each rank; nccl as p2p, with sums of partials by NCCL, " \
+  "and all exchanges where GPUs cannot reach each other's memory; auto: peer " \
+  "where it can be, nccl where memory cannot be reached. --device cuda only") \
+X(ACT, BOOL, no_peers, "disable-peer-access", "", "false", "", \
+  "as if no GPU could reach another's memory, for tests: only nccl is left " \
+  "of --dcp-comm. --device cuda only") \
 X(ACT, ENUM, dcp_wire, "dcp-wire", "", "auto", \
   "auto|f32=float32|bf16=bfloat16|fp8_e4m3=fp8", \
   "what a rank sends of an attention output that the group merges; fp8_e4m3: " \

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "quantization": ("t_options.c", "--quantization"),
     "device": ("startup.sh", "--device cuda"),
     "dcp-comm": ("t_options.c", "--dcp-comm"),
+    "disable-peer-access": ("t_options.c", "--disable-peer-access"),
     "dcp-wire": ("test_wire.py", "wire"),
     "ranks-per-gpu": ("t_options.c", "--ranks-per-gpu"),
     "cuda-graph-max-bs": ("t_options.c", "--cuda-graph-max-bs"),

@@ -153,6 +153,8 @@ START_TEST(gpu_defaults)
 		    DCPK_COMM_NCCL, 0 },
 		{ "--model m --device cuda --tp 2 --dcp-comm peer "
 		    "--cuda-graph-max-bs 8", DCPK_COMM_PEER, 8 },
+		{ "--model m --device cuda --tp 2 --disable-peer-access",
+		    DCPK_COMM_NCCL, 0 },
 		{ "--model m --device cuda --cuda-graph-max-bs 0",
 		    DCPK_COMM_EVENT, 0 },
 	};
@@ -185,6 +187,15 @@ START_TEST(refused_flags)
 	bad("--model m --cuda-graph-max-bs 8", "--cuda-graph-max-bs", "cuda");
 	bad("--model m --fp8-gemm-backend cublaslt", "--fp8-gemm-backend",
 	    "cuda");
+	bad("--model m --disable-peer-access", "--disable-peer-access",
+	    "cuda");
+	bad("--model m --device cuda --tp 2 --dcp-comm p2p "
+	    "--disable-peer-access", "--dcp-comm p2p", "use nccl");
+	bad("--model m --device cuda --tp 2 --dcp-comm peer "
+	    "--disable-peer-access", "--dcp-comm peer", "use nccl");
+	bad("--model m --device cuda --tp 2 --ranks-per-gpu 2 "
+	    "--disable-peer-access", "--disable-peer-access",
+	    "a GPU for each rank");
 	bad("--model m --dcp-comm p2p", "--dcp-comm", "cuda");
 	bad("--model m --tp 8 --dcp-wire fp8", "--dcp-wire", "--dcp-size");
 	bad("--model m --device cuda --tp 8 --dcp-size 8 --dcp-wire f32",
