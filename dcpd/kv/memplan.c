@@ -18,6 +18,7 @@
 #include "dcpd/kv/memplan.h"
 #include "kernels/comm.h"
 #include "kernels/graphs.h"
+#include "kernels/mirror.h"
 
 /* Pool rows are counted in 32 bits, the sink's included. */
 #define PAGES_MAX (UINT32_MAX / DCPD_PAGE_TOKENS - 1)
@@ -150,10 +151,10 @@ fixed_bytes(const struct dcpd_memplan_in *in, const struct dcpk_topo *topo,
 			    "workspace: %s", be->name, strerror(-rc));
 	} else {
 		p->workspace_estimated = true;
-		for (r = 0; r < topo->world; r++)
-			p->rank[r].workspace = estimate_workspace(in, topo);
 		dcpd_memplan_setup(in, topo, 1, 0, &s);
 		for (r = 0; r < topo->world; r++) {
+			p->rank[r].workspace = estimate_workspace(in, topo) +
+			    dcpk_mirror_bytes(&s, r);
 			p->rank[r].graphs = dcpk_graph_bytes(&s);
 			p->rank[r].comm = dcpk_comm_bytes(&s);
 		}

@@ -17,6 +17,7 @@
 #include "kernels/fail.h"
 #include "kernels/comm.h"
 #include "kernels/graphs.h"
+#include "kernels/mirror.h"
 
 static_assert(DCPK_FAST_KEYS == DCPG_MAX_SHARD, "graphs.h, dcpg.h");
 enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
@@ -132,8 +133,7 @@ sizes(dcpk_ctx *c, const dcpk_setup *s)
 	c->s = *s;
 	c->W = s->topo.world;
 	c->D = s->topo.dcp;
-	c->mirrored = (s->flags & DCPK_NO_PEERS) && c->W > 1 &&
-	    s->comm == DCPK_COMM_NCCL;
+	c->mirrored = dcpk_mirrored(s);
 	c->M = std::max(s->max_rows, s->max_prefill);
 	if (s->flags & DCPK_FP8_WEIGHTS)	/* cuBLASLt's rows */
 		c->M = (c->M + 3) / 4 * 4;
@@ -202,12 +202,6 @@ take_codes(const dcpk_ctx *c, char *base, size_t *at, size_t rows, uint32_t k)
 	return y;
 }
 
-size_t
-dcpg_shard(const dcpk_ctx *c)
-{
-	return (dcpk_shard_len(c->s.max_ctx, 0, c->D) + 31) / 32 * 32;
-}
-
 /* Rows that a rank selects for in one prefill pass, at most. */
 static size_t
 prefill_share(const dcpk_ctx *c)
@@ -224,7 +218,7 @@ score_floats(const dcpk_ctx *c)
 {
 	size_t ctx = (c->s.max_ctx + 63) / 64 * 64;
 
-	return std::max(c->s.max_rows * dcpg_shard(c), std::max(ctx,
+	return std::max(c->s.max_rows * dcpk_shard_scores(&c->s), std::max(ctx,
 	    std::min(DCPG_SCORES, prefill_share(c) * ctx)));
 }
 
@@ -343,7 +337,7 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	if (c->s.topo.cp > 1)
 		r->own_mem = TAKE(3 * M, uint32_t);
 	if (c->mirrored)
-		r->mirror = TAKE(dcpg_mirror_bytes(c, id), char);
+		r->mirror = TAKE(dcpk_mirror_bytes(&c->s, id), char);
 	r->lt_ws = TAKE(DCPG_LT_WS, char);
 	r->side_ws = TAKE(DCPG_LT_WS, char);
 	if (id != 0)
@@ -818,7 +812,7 @@ cuda_step_begin(dcpk_ctx *c, const dcpk_plan *p, dcpk_err *err)
 	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
 	    c->s.model.rope == DCPG_ROPE;
 	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 :
-	    dcpg_shard(c);
+	    dcpk_shard_scores(&c->s);
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];
 

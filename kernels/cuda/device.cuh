@@ -245,7 +245,6 @@ template <typename T> struct dcpg_peers {
 	ps_; })
 
 int dcpg_ok(cudaError_t e, const char *what);	/* 0 or -EIO, logged */
-size_t dcpg_shard(const dcpk_ctx *);	/* scores of a row on one rank */
 /* Every rank's stream waits for what all ranks have enqueued so far. */
 int dcpg_meet(dcpk_ctx *c);
 /* A rank's side of a meeting by flags in peer memory. Lane 0 is met on the main
@@ -309,7 +308,6 @@ struct dcpg_share {
 	s_; })
 int dcpg_mirror_open(dcpk_ctx *, dcpk_err *);
 void dcpg_mirror_close(dcpk_ctx *);
-size_t dcpg_mirror_bytes(const dcpk_ctx *, uint32_t rank);
 /* dcpg_meet, after which dcpg_seen knows these n; `used` bytes of each region
  * are what is sent */
 int dcpg_meet_over(dcpk_ctx *, enum dcpg_who, const dcpg_share *, uint32_t n,

@@ -45,7 +45,7 @@ SUFFIXES = .cu
 	$(AM_V_GEN)$(MKDIR_P) $(@D) && \
 	    $(NVCC) $(NVCC_FLAGS) -I$(top_srcdir) -c $< -o $@
 $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
-	kernels/graphs.h kernels/comm.h kernels/fail.h \
+	kernels/graphs.h kernels/comm.h kernels/fail.h kernels/mirror.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
 	kernels/cuda/attend_gather.cuh kernels/cuda/attend_wide.cuh \

@@ -7,16 +7,20 @@
  * meet; it lays what it brings side by side from the region's start (behind
  * what was packed there to be sent) and notes where, so that dcpg_seen finds
  * it, until the next exchange. A region is written by its own rank's stream
- * alone, so the kernels that read an exchange are done before the next one.
+ * alone, so the kernels that read an exchange are done before the next one. How
+ * large it is: kernels/mirror.h.
  */
 #include <stdio.h>
 
-#include <algorithm>
 #include <new>
 #include <vector>
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/mirror.h"
+
+static_assert(DCPK_OFFER_BYTES == DCPG_OFFER_CAP * sizeof(uint64_t) &&
+    DCPK_WINDOW_BYTES == sizeof(struct dcpg_window), "kernels/mirror.h");
 
 struct part {
 	const void *of[DCPK_MAX_RANKS];
@@ -50,7 +54,7 @@ sources(const dcpk_ctx *c, const dcpg_rank *r, enum dcpg_who who,
 static int
 fits(const dcpk_ctx *c, const dcpg_rank *r, size_t used)
 {
-	size_t cap = dcpg_mirror_bytes(c, r->id);
+	size_t cap = dcpk_mirror_bytes(&c->s, r->id);
 
 	if (used <= cap)
 		return 0;
@@ -184,45 +188,4 @@ dcpg_meet_heads(dcpk_ctx *c, const dcpg_share *s, uint32_t n, uint32_t rows)
 	}
 	return rc != 0 ? rc : dcpg_nccl_copy(c, m->copies.data(),
 	    m->copies.size());
-}
-
-/*
- * The region of a rank: the largest of all exchanges, which must be those that
- * the operations make. S: rows of a request that fall to one of n ranks.
- */
-size_t
-dcpg_mirror_bytes(const dcpk_ctx *c, uint32_t id)
-{
-	const dcpk_model *m = &c->s.model;
-	size_t M = c->M, R = c->s.max_rows, W = c->W, D = c->D;
-	size_t cr = m->kv_lora + m->rope, heads = M * c->Hr, most = 0;
-	size_t shards = (c->s.max_ctx + D - 1) / D;
-	size_t tiles = (m->kv_lora + DCPK_WIRE_TILE - 1) / DCPK_WIRE_TILE;
-	auto room = [&](size_t n) { most = std::max(most, n); };
-
-	if (!c->mirrored)
-		return 0;
-	/* lists; new rows under CP; logits */
-	room(W * (up((M / W + 1) * m->topk * 4) + up((M / W + 1) * 4)));
-	if (c->s.topo.cp > 1)
-		room(W * (up(M * c->row_bytes) + up(M * c->key_bytes) +
-		    up(M * 4)));
-	if (id == 0)
-		room(W * up(c->cap_samples * ((m->vocab + W - 1) / W) * 4));
-	if (D == 1)
-		return most;
-	/* q; partial outputs; those of a2a, f32, of a request */
-	room(D * up(heads * cr * 2));
-	room(2 * D * (up(heads * m->kv_lora * 2) + up(heads * 4)));
-	room(2 * D * up((M / D + 1) * c->Hr * m->kv_lora * 4));
-	if (c->s.wire == DCPK_WIRE_FP8)
-		room(2 * D * (heads * m->kv_lora + heads * tiles * 4 +
-		    heads * 4) + 3 * 256);
-	/* scores and offers of decode; rows, or keys with scales, of prefill,
-	 * packed and as they land */
-	room(D * (up(R * dcpg_shard(c) * 4) + up(R * DCPG_OFFER_CAP * 8) +
-	    up(R * sizeof(struct dcpg_window))));
-	room((D + 1) * up(shards * c->row_bytes));
-	room((D + 1) * (up(shards * c->key_bytes) + up(shards * 4)));
-	return most;
 }

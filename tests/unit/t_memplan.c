@@ -650,6 +650,57 @@ START_TEST(nccl_is_in_the_plan)
 }
 END_TEST
 
+/*
+ * Without peer access a rank has a region for the largest exchange. V3.2 on
+ * eight ranks, passes of 512 rows of 16 heads each, by hand.
+ */
+START_TEST(region_without_peer_access)
+{
+	static const struct {
+		uint32_t cp, dcp, ctx;
+		enum dcpk_kv kv;
+		uint64_t first, other;	/* rank 0's, the others' */
+	} is[] = {
+		/* logits of 16 samples at rank 0; lists of 65 rows */
+		{ 1, 1, 4096, DCPK_KV_FP8, 8 * 16ull * 16160 * 4,
+		    8 * (65 * 2048 * 4 + 512ull) },
+		/* partial outputs and their LSE, packed and as they land */
+		{ 1, 8, 4096, DCPK_KV_FP8, 16 * 512 * 16 * (512 * 2 + 4ull),
+		    16 * 512 * 16 * (512 * 2 + 4ull) },
+		/* an eighth of a million rows: own ones, eight ranks' */
+		{ 1, 8, 1u << 20, DCPK_KV_FP8, 9 * (131072ull * 656),
+		    9 * (131072ull * 656) },
+		/* CP: new rows, keys and scales of all ranks; logits */
+		{ 8, 1, 4096, DCPK_KV_BF16, 8 * 16ull * 16160 * 4,
+		    8 * 512 * (1152 + 128 + 4ull) },
+	};
+	struct dcpd_memplan with, without;
+	struct dcpd_memplan_in in;
+
+	read_config("deepseek-v3.2", "{}");
+	for (int i = 0; i < LEN(is); i++) {
+		in = input("cuda", 8, is[i].cp, is[i].dcp, is[i].kv);
+		in.max_ctx = is[i].ctx;
+		in.comm = DCPK_COMM_NCCL;
+		make_plan(&in);
+		without = plan;
+		in.flags = DCPK_NO_PEERS;
+		make_plan(&in);
+		with = plan;
+		ck_assert_uint_eq(with.rank[0].workspace -
+		    without.rank[0].workspace, is[i].first);
+		ck_assert_uint_eq(with.rank[7].workspace -
+		    without.rank[7].workspace, is[i].other);
+		/* the flag alone is not it: ranks that share a GPU */
+		in.comm = DCPK_COMM_EVENT;
+		make_plan(&in);
+		ck_assert_uint_eq(plan.rank[0].workspace,
+		    without.rank[0].workspace);
+	}
+	dcpd_config_free(&cfg);
+}
+END_TEST
+
 /* --- the table and the JSON ----------------------------------------------- */
 
 START_TEST(table_and_json_say_the_same)
@@ -730,6 +781,7 @@ main(void)
 	tcase_add_test(t, formats_are_checked);
 	tcase_add_test(t, fraction_is_of_device_memory);
 	tcase_add_test(t, nccl_is_in_the_plan);
+	tcase_add_test(t, region_without_peer_access);
 	tcase_add_test(t, table_and_json_say_the_same);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
