@@ -214,6 +214,10 @@ def part_nopeer(gpu, cpu, p, n):
         compare(alone.run(**long, **how, comm="nccl", no_peers=True),
                 gpu.run(**long, **how), GAP["same"],
                 f"no peer access, past index_topk, {name(how)}")
+    kept_against_cpu(alone, cpu, [dict(how, comm="nccl", no_peers=True)
+                                  for how in LAYOUTS_2],
+                     "FP8 weights, no peer access", model=small_fp8(),
+                     dummy=True)
     for comm in ("peer", "event"):
         a = alone.run(**base_job(p[:1], LAYOUTS_2[0]), comm=comm,
                       no_peers=True)
@@ -440,9 +444,9 @@ def part_int4(gpu, cpu, p, n):
 
 
 PARTS = dict(plain=part_plain, prefill=part_prefill, graph=part_graph,
-             peer=part_peer, nccl=part_nccl,
-             nopeer=part_nopeer, host=part_host, wire=part_wire,
-             edge=part_edge, mask=part_mask, fp8=part_fp8, int4=part_int4)
+             peer=part_peer, nccl=part_nccl, nopeer=part_nopeer,
+             host=part_host, wire=part_wire, edge=part_edge, mask=part_mask,
+             fp8=part_fp8, int4=part_int4)
 
 
 def main():
