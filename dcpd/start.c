@@ -374,6 +374,8 @@ phase_open(struct dcpd_daemon *d, const struct dcpk_backend *b,
     const struct dcpk_topo *topo, const struct dcpd_memplan_in *in,
     const struct dcpd_memplan *plan, struct dcpd_err *err)
 {
+	static const char *const comms[] = { "p2p", "peer", "nccl" };
+	bool met = d->opt.device == DCPD_DEVICE_CUDA && topo->world > 1;
 	uint32_t *ids = known_ids(d);
 	struct dcpk_setup s;
 	int rc;
@@ -387,8 +389,9 @@ phase_open(struct dcpd_daemon *d, const struct dcpk_backend *b,
 		return rc;
 	dcpd_engine_make(&d->model, &d->engine);
 	d->have_engine = true;
-	phase_done(d, "%s, %u ranks, %u pages of 64 tokens each", b->name,
-	    topo->world, plan->pages);
+	phase_done(d, "%s, %u ranks%s%s, %u pages of 64 tokens each", b->name,
+	    topo->world, met ? ", --dcp-comm " : "", met ? comms[s.comm] : "",
+	    plan->pages);
 	return 0;
 }
 
