@@ -7,7 +7,9 @@ FWD is tests/parity/fwd. The plain way (events, no graphs, bf16 weights) is held
 against the CPU backend on dcp-tiny; every other way against the plain one, and
 greedy tokens must be equal up to the first choice whose arg-max gap is small.
 Long contexts are the eval files' prompts; batches are odd, reach past the
-largest graph, and fill the pool to its last page. Exit 0 when all holds.
+largest graph, and fill the pool to its last page. On two, four or eight GPUs
+there are as many ranks, with every D; RANKS=8 in the environment has so many
+anyway, and several share a GPU. Exit 0 when all holds.
 """
 import json
 import os
@@ -112,9 +114,45 @@ def gpus():
     return max(1, sum(x.startswith("GPU ") for x in r.stdout.splitlines()))
 
 
+def ranks(n):
+    """How many on n GPUs: one each, but 2, 4 or 8; or as many as asked for."""
+    return int(os.environ.get("RANKS") or
+               (8 if n >= 8 else 4 if n >= 4 else 2))
+
+
+def share(n, how):
+    """Where there are fewer GPUs than ranks, several have one."""
+    per = -(-how["tp"] // n)
+    return dict(how, ranks_per_gpu=per) if per > 1 else how
+
+
+def own_gpus(n, part):
+    """Has every rank a GPU to itself? Only then they meet by flags or NCCL."""
+    if n >= 2 and ranks(n) <= n:
+        return True
+    print(f"{part}: not run: needs {max(ranks(n), 2)} GPUs")
+    return False
+
+
 LAYOUTS_1 = [dict(tp=1), dict(tp=8, dcp=8, way="q", ranks_per_gpu=8)]
-LAYOUTS_2 = [dict(tp=2), dict(tp=2, dcp=2, way="q"),
-             dict(tp=2, cp=2, dcp=2, way="kv")]
+
+
+def layouts_n(n):
+    """Of all GPUs: TP, TP-DCP with every D, CP-DCP."""
+    w = ranks(n)
+    if n < 2 and "RANKS" not in os.environ:
+        return []
+    out = [dict(tp=w)]
+    out += [dict(tp=w, dcp=1 << i, way="q") for i in range(1, w.bit_length())]
+    out.append(dict(tp=w, cp=w, dcp=w, way="kv"))
+    if w > 2:
+        out.append(dict(tp=w, cp=2, dcp=2, way="kv"))
+    return [share(n, how) for how in out]
+
+
+def fastest(n):
+    """Graphs, and flags where ranks can meet by them."""
+    return dict(graph_rows=8, **(dict(comm="peer") if ranks(n) <= n else {}))
 
 
 def base_job(p, how):
@@ -127,8 +165,7 @@ def name(how):
 
 
 def part_plain(gpu, cpu, p, n):
-    for how in (LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []) +
-                [dict(LAYOUTS_1[-1], kv="fp8")]):
+    for how in (LAYOUTS_1 + layouts_n(n) + [dict(LAYOUTS_1[-1], kv="fp8")]):
         c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
         compare(gpu.run(**base_job(p, how)), cpu.run(**base_job(p, c)),
                 GAP["cpu"], f"plain {name(how)} against the CPU")
@@ -137,25 +174,23 @@ def part_plain(gpu, cpu, p, n):
 def part_prefill(gpu, cpu, p, n):
     """All ways of prefill, several requests a pass, contexts past index_topk;
     with selections kept (positions) and without."""
-    many = dict(ranks_per_gpu=8)
     job = dict(decode=2, chunk=333)
     want = cpu.run(**dict(base_job(p, dict(tp=1)), **job))
-    for how in [dict(tp=1), dict(tp=8, dcp=8, way="kv", **many),
-                dict(tp=8, dcp=8, way="a2a", **many),
-                dict(tp=8, dcp=2, way="a2a", **many),
-                dict(tp=8, dcp=4, way="q", **many),
-                dict(tp=8, cp=8, dcp=8, **many),
-                dict(tp=8, cp=4, dcp=4, strategy="zigzag", **many),
-                dict(tp=4, cp=4, **many)]:
+    for how in [dict(tp=1), dict(tp=8, dcp=8, way="kv"),
+                dict(tp=8, dcp=8, way="a2a"), dict(tp=8, dcp=2, way="a2a"),
+                dict(tp=8, dcp=4, way="q"), dict(tp=8, cp=8, dcp=8),
+                dict(tp=8, cp=4, dcp=4, strategy="zigzag"),
+                dict(tp=4, cp=4)]:
+        how = share(n, how)
         got = gpu.run(**dict(base_job(p, how), **job))
         compare(got, want, GAP["cpu"], f"prefill {name(how)}")
-    kept = gpu.run(**dict(base_job(p, dict(tp=4, dcp=2, way="kv", **many)),
+    kept = gpu.run(**dict(base_job(p, share(n, dict(tp=4, dcp=2, way="kv"))),
                           **job), select=True)
     compare(kept, want, GAP["cpu"], "prefill, selections kept")
 
 
 def part_graph(gpu, cpu, p, n):
-    for how in LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []):
+    for how in LAYOUTS_1 + layouts_n(n):
         want = gpu.run(**base_job(p, how))
         for rows in (1, 4, 8):      # 5 requests: none, above, filled up
             compare(gpu.run(**base_job(p, how), graph_rows=rows), want,
@@ -167,10 +202,9 @@ def part_graph(gpu, cpu, p, n):
 
 
 def part_peer(gpu, cpu, p, n):
-    if n < 2:
-        print("peer: not run: needs two GPUs")
+    if not own_gpus(n, "peer"):
         return
-    for how in LAYOUTS_2:
+    for how in layouts_n(n):
         want = gpu.run(**base_job(p, how))
         for more in (dict(comm="peer"), dict(comm="peer", graph_rows=8)):
             compare(gpu.run(**base_job(p, how), **more), want, GAP["same"],
@@ -178,10 +212,9 @@ def part_peer(gpu, cpu, p, n):
 
 
 def part_nccl(gpu, cpu, p, n):
-    if n < 2:
-        print("nccl: not run: needs two GPUs")
+    if not own_gpus(n, "nccl"):
         return
-    for how in LAYOUTS_2:
+    for how in layouts_n(n):
         compare(gpu.run(**base_job(p, how), comm="nccl"),
                 gpu.run(**base_job(p, how)), GAP["same"],
                 f"nccl {name(how)}")
@@ -193,15 +226,13 @@ def part_nopeer(gpu, cpu, p, n):
     faults. V3.2 made narrow has the shapes of the fast kernels, and prompts
     longer than index_topk."""
     global failed
-    if n < 2:
-        print("nopeer: not run: needs two GPUs")
+    if not own_gpus(n, "nopeer"):
         return
     alone = Fwd(gpu.exe, gpu.module, NCCL_P2P_DISABLE="1")
-    ways = [*LAYOUTS_2, dict(tp=2, cp=2),
-            dict(tp=2, dcp=2, way="kv", kv="fp8"),
-            dict(tp=2, dcp=2, way="a2a"),
-            dict(tp=2, dcp=2, way="q", wire="fp8"),
-            dict(tp=2, dcp=2, way="kv", idx="bf16")]
+    layouts, dcp = layouts_n(n), dict(tp=ranks(n), dcp=ranks(n))
+    ways = [*layouts, dict(tp=ranks(n), cp=ranks(n)),
+            dict(dcp, way="kv", kv="fp8"), dict(dcp, way="a2a"),
+            dict(dcp, way="q", wire="fp8"), dict(dcp, way="kv", idx="bf16")]
     for how in ways:
         job = base_job(p, how)
         compare(alone.run(**job, comm="nccl", no_peers=True), gpu.run(**job),
@@ -210,16 +241,16 @@ def part_nopeer(gpu, cpu, p, n):
     long = dict(model=small_fp8(), dummy=True, decode=8, chunk=1024, batch=3,
                 kv="fp8", idx="fp8", prompts=[rng.integers(2, 4096, m).tolist()
                                               for m in (2500, 2300, 70)])
-    for how in [*LAYOUTS_2[1:], dict(tp=2, dcp=2, way="a2a"), dict(tp=2)]:
+    for how in [*layouts[1:], dict(dcp, way="a2a"), layouts[0]]:
         compare(alone.run(**long, **how, comm="nccl", no_peers=True),
                 gpu.run(**long, **how), GAP["same"],
                 f"no peer access, past index_topk, {name(how)}")
     kept_against_cpu(alone, cpu, [dict(how, comm="nccl", no_peers=True)
-                                  for how in LAYOUTS_2],
+                                  for how in layouts],
                      "FP8 weights, no peer access", model=small_fp8(),
                      dummy=True)
     for comm in ("peer", "event"):
-        a = alone.run(**base_job(p[:1], LAYOUTS_2[0]), comm=comm,
+        a = alone.run(**base_job(p[:1], layouts[0]), comm=comm,
                       no_peers=True)
         ok = "use --dcp-comm nccl" in a.get("error", "")
         failed += not ok
@@ -231,7 +262,7 @@ def part_nopeer(gpu, cpu, p, n):
 def part_host(gpu, cpu, p, n):
     """Pages through host memory: every bit as before."""
     global failed
-    for how in LAYOUTS_1 + (LAYOUTS_2 if n > 1 else []):
+    for how in LAYOUTS_1 + layouts_n(n):
         for kv in ("bf16", "fp8"):
             job = dict(base_job(p[:5], how), kv=kv)
             want, got = gpu.run(**job), gpu.run(**job, rehouse=True)
@@ -260,9 +291,7 @@ def part_wire(gpu, cpu, p, n):
     """Each wire against the CPU's of the same kind; with peers and graphs
     against the plain way."""
     ways = [(LAYOUTS_1[1], [dict(), dict(graph_rows=8)])]
-    if n > 1:
-        ways += [(how, [dict(), dict(comm="peer", graph_rows=8)])
-                 for how in LAYOUTS_2[1:]]
+    ways += [(how, [dict(), fastest(n)]) for how in layouts_n(n)[1:]]
     for how, mores in ways:
         c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
         base = None
@@ -292,7 +321,7 @@ def part_edge(gpu, cpu, p, n):
     job = dict(model=TINY, prompts=prompts, decode=20, chunk=100, batch=7,
                idx="fp8", pages=sum((len(x) + 20 + 63) // 64
                                     for x in prompts))
-    for how in LAYOUTS_1 + (LAYOUTS_2[1:] if n > 1 else []):
+    for how in LAYOUTS_1 + layouts_n(n)[1:]:
         c = {k: v for k, v in how.items() if k != "ranks_per_gpu"}
         for kv in ("bf16", "fp8"):
             want = cpu.run(**job, **c, kv=kv)
@@ -398,10 +427,10 @@ def part_fp8(gpu, cpu, p, n):
     """FP8 kept against FP8 expanded: x is rounded to e4m3 more, 3 bits of
     mantissa, so logits differ by percents of their spread, not by more."""
     global failed
-    graphs = dict(tp=2, dcp=2, way="q", comm="peer", graph_rows=8)
-    kept_against_cpu(gpu, cpu, [dict(tp=1)] + ([*LAYOUTS_2, graphs] if n > 1
-                                               else []), "FP8 weights",
-                     model=small_fp8(), dummy=True)
+    graphs = [dict(how, **fastest(n)) for how in layouts_n(n)
+              if how.get("dcp") == ranks(n) and "cp" not in how]
+    kept_against_cpu(gpu, cpu, [dict(tp=1), *layouts_n(n), *graphs],
+                     "FP8 weights", model=small_fp8(), dummy=True)
     # more columns than the kernel of few rows has room for
     kept_against_cpu(gpu, cpu, [dict(tp=1)], "FP8 down of 65664 columns",
                      lens=(65, 1), model=small_fp8(inter=65664), dummy=True)
@@ -410,7 +439,7 @@ def part_fp8(gpu, cpu, p, n):
                kv="fp8", idx="fp8",
                prompts=[rng.integers(2, 4096, m).tolist()
                         for m in (65, 130, 1)])
-    for how in [dict(tp=1)] + (LAYOUTS_2 if n > 1 else []):
+    for how in [dict(tp=1), *layouts_n(n)]:
         want, got = gpu.run(**job, **how), gpu.run(**job, **how,
                                                    fp8_weights=True)
         err = want.get("error") or got.get("error")
@@ -434,8 +463,8 @@ def part_int4(gpu, cpu, p, n):
     of down each, which are bf16 then."""
     few = [dict(tp=1), dict(tp=1, graph_rows=8), dict(tp=2, ranks_per_gpu=2),
            dict(tp=8, dcp=8, way="q", ranks_per_gpu=8)]
-    kept_against_cpu(gpu, cpu, few + (LAYOUTS_2 if n > 1 else []),
-                     "W4AFP8 weights", model=small_fp8("w4afp8"), dummy=True)
+    kept_against_cpu(gpu, cpu, few + layouts_n(n), "W4AFP8 weights",
+                     model=small_fp8("w4afp8"), dummy=True)
     tar = os.path.join(SRC, "tests/data/fixtures/glm-kdims8-w4afp8.tar.xz")
     subprocess.run(["tar", "xf", tar, "-C", WORK], check=True)
     kept_against_cpu(gpu, cpu, few[:2], "W4AFP8 checkpoint",
@@ -462,7 +491,7 @@ def main():
         PARTS[part](gpu, cpu, p, n)
         print(f"     {part}: {time.monotonic() - t:.1f} s")
     print(gpu.said())
-    print(f"module_check: {failed} failed, {n} GPUs")
+    print(f"module_check: {failed} failed, {n} GPUs, {ranks(n)} ranks")
     raise SystemExit(failed != 0)
 
 
