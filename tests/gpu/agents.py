@@ -1,13 +1,15 @@
 #!/usr/bin/python3
-"""An agents' trace at its true lengths, TP2 beside TP2 + DCP2.
+"""An agents' trace at its true lengths, TP2 beside TP2 + DCP2; on four or eight
+GPUs TP4 or TP8 beside TP-DCP and CP-DCP of all of them.
 
     agents.py STAGE [LAYERS [SESSIONS [CONCURRENCY...]]]
 
 The daemon of an install tree, random weights in DeepSeek-V3.2's shapes with few
-layers and experts, fp8 rows, the same bytes of pool for both layouts: as many as
+layers and experts, fp8 rows, the same bytes of pool for all layouts: as many as
 half of eight conversations at once fill. Lengths of tests/data/trace times ten:
-times of a token are those of few layers, hit rates are the model's. On one GPU
-both ranks share it, so that times say nothing of two.
+times of a token are those of few layers, hit rates are the model's. Where there
+are fewer GPUs than ranks (one GPU, or RANKS=8 in the environment) several share
+one, so that times say nothing.
 """
 import os
 import shutil
@@ -38,13 +40,17 @@ def main():
     sessions = sys.argv[3] if len(sys.argv) > 3 else "8"
     pool = 200_000 * layers * (656 + 132)      # tokens of TP's pool
     failed = 0
-    two = ["--tp", 2, "--ranks-per-gpu", 1 if mc.gpus() > 1 else 2]
+    w, n = mc.ranks(mc.gpus()), mc.gpus()
+    all_ranks = ["--tp", w, "--ranks-per-gpu", -(-w // n)]
+    ways = [(f"tp{w}", []), (f"tp{w} + dcp{w}", ["--dcp-size", w])]
+    if w > 2:
+        ways.append((f"cp{w} + dcp{w}", ["--attn-cp-size", w, "--dcp-size", w]))
     print("hit (ideal) %, answered tok/s, seconds, then ms: " +
           ", ".join(f"{k} {q}" for k, q in KEYS))
     for c in sys.argv[4:] or (8, 6):
-        for name, flags in (("tp2", []), ("tp2 + dcp2", ["--dcp-size", 2])):
+        for name, flags in ways:
             with Daemon("--model", model(layers), "--load-format", "dummy",
-                        "--device", "cuda", *two, "--kv-cache-dtype",
+                        "--device", "cuda", *all_ranks, "--kv-cache-dtype",
                         "fp8_e4m3", "--kv-bytes-per-rank", pool,
                         "--chunked-prefill-size", 4096, *flags,
                         ready=120) as d:

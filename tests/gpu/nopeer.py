@@ -3,17 +3,18 @@
 
     nopeer.py STAGE [RANKS]
 
-STAGE is an install tree. A daemon on dcp-tiny on RANKS GPUs (2), TP and DCP, as
-it comes: ranks meet by flags and passes are graphs; then with
---disable-peer-access, and NCCL kept from peer access too. That one has to say
-nccl, make no graphs, take the memory that it planned on every rank, and give the
-same right answers. --dcp-comm p2p is refused then.
+STAGE is an install tree. A daemon on dcp-tiny on RANKS GPUs (2, 4 or 8, as there
+are), TP and DCP, as it comes: ranks meet by flags and passes are graphs; then
+with --disable-peer-access, and NCCL kept from peer access too. That one has to
+say nccl, make no graphs, take the memory that it planned on every rank, and give
+the same right answers. --dcp-comm p2p is refused then.
 """
 import json
 import os
 import subprocess
 import sys
 
+import module_check as mc
 import stage
 
 ROWS = 20
@@ -86,7 +87,7 @@ def main():
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     stage.use(sys.argv[1])
-    n = sys.argv[2] if len(sys.argv) > 2 else "2"
+    n = sys.argv[2] if len(sys.argv) > 2 else mc.ranks(mc.gpus())
     flags = ["--model", os.path.join(stage.SRC, "models/dcp-tiny"), "--device",
              "cuda", "--tp", n, "--dcp-size", n, "--kv-bytes-per-rank", "64MiB"]
     refused([*flags, "--disable-peer-access", "--dcp-comm", "p2p"])

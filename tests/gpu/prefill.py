@@ -7,8 +7,9 @@ Random weights in DeepSeek-V3.2's shapes, two layers whose FFN is next to
 nothing: what is left is attention and its indexer. A prompt is prefilled in
 chunks (4,096) up to the prefix (32,768) and one chunk more; printed is the last
 chunk, host time around the pass, ms a layer. With another module, an older one
-say, its figures stand beside. WAYS: how many layouts, the first is TP alone. On
-one GPU two ranks share it, so that a layer takes what both take together.
+say, its figures stand beside. WAYS: how many layouts, the first is one rank. The
+others are of two ranks, on four or eight GPUs of as many. On one GPU both share
+it, so that a layer takes what both take together.
 """
 import sys
 
@@ -37,9 +38,10 @@ def main():
     chunk = int(sys.argv[5]) if len(sys.argv) > 5 else 4096
     model = mc.v32(LAYERS, 0, 8, inter=256, moe=256, fp8=False)
     fwds = [mc.Fwd(exe, m) for m in modules]
-    two = dict(tp=2) if mc.gpus() > 1 else dict(tp=2, ranks_per_gpu=2)
-    ways = [dict(tp=1)] + [dict(two, dcp=2, way=w) for w in
-                           ("q", "kv", "a2a")] + [dict(two, cp=2, dcp=2)]
+    n = mc.ranks(mc.gpus())
+    many = mc.share(mc.gpus(), dict(tp=n))
+    ways = [dict(tp=1)] + [dict(many, dcp=n, way=w) for w in
+                           ("q", "kv", "a2a")] + [dict(many, cp=n, dcp=n)]
     ways = ways[:int(sys.argv[6]) if len(sys.argv) > 6 else len(ways)]
     print(f"{chunk} rows behind {prefix}: ms a layer")
     for how in ways:

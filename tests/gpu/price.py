@@ -1,17 +1,19 @@
 #!/usr/bin/python3
-"""What DCP costs: a decode pass of TP2 beside one of TP2 + DCP2.
+"""What DCP costs: a decode pass of TP2 beside one of TP2 + DCP2; on four GPUs
+TP4 beside TP4 + DCP4, on eight TP8 beside TP8 + DCP4 and TP8 + DCP8.
 
     price.py FWD LIBDCP_CUDA PART...
 
 PART is block or step, of v32 or glm (block-v32, step-glm, ..), block-fp8 and
-step-fp8 (V3.2's, FP8 weights kept), step-glm-fp8, batch-v32, batch-glm, wire, or
-quick. Random weights in the shapes of DeepSeek-V3.2 or GLM-5.2, few layers (FP8
-ones are there in a fifth of the time); every request has a context of its own in a
-pool of random rows, so that they come from memory. Ranks meet by flags, passes are graphs. A pass's time is host time
-around it, the median after the first six; that of a layer is the difference
-between a model of more layers and one of fewer, since the embedding, the head,
-sampling and the host's own work come once a pass. The first layers of a pass
-take longer, where ranks wait for those that start last: both have some.
+step-fp8 (V3.2's, FP8 weights kept), step-glm-fp8, batch-v32, batch-glm, wire,
+or quick. Random weights in the shapes of DeepSeek-V3.2 or GLM-5.2, few layers
+(FP8 ones are there in a fifth of the time); every request has a context of its
+own in a pool of random rows, so that they come from memory. Ranks meet by
+flags, passes are graphs. A pass's time is host time around it, the median after
+the first six; that of a layer is the difference between a model of more layers
+and one of fewer, since the embedding, the head, sampling and the host's own work
+come once a pass. The first layers of a pass take longer, where ranks wait for
+those that start last: both have some.
 
 block   FFN is next to nothing, so that attention is what is left. GLM: layers
         with an index of their own, and with another's (1 in 4 has its own).
@@ -21,8 +23,11 @@ batch   tokens a second from the same bytes of KV a rank: each side has as many
         contexts at once as these hold; FP8 weights.
 wire    --dcp-wire: the same pass with each.
 
-The cells that the project has goals for come first.
+The cells that the project has goals for come first. In the environment DCP=2,4
+asks for other sizes, RANKS=8 for so many ranks (on fewer GPUs they share them,
+meet by events, and times say nothing of eight).
 """
+import os
 import statistics
 import sys
 import threading
@@ -31,37 +36,54 @@ import module_check as mc
 import numpy as np
 
 PASSES = 26
-SPIN = dict(comm="peer", graph_rows=64)
-WAYS = {"events": dict(), "graphs": dict(graph_rows=64),
-        "peer": dict(comm="peer"), "peer, graphs": SPIN}
-TP = dict(tp=2)
-DCP = dict(tp=2, dcp=2, way="q")
+MOST = 256    # requests at once, fwd.h
 K = 1024
+N = mc.gpus()
+W = mc.ranks(N)
+SIZES = [int(x) for x in os.environ["DCP"].split(",")] if "DCP" in os.environ \
+    else [d for d in (4, 8) if d <= W] or [W]
+SPIN = dict(graph_rows=64, **(dict(comm="peer") if W <= N else {}))
+TP = mc.share(N, dict(tp=W))
 CELLS = [(8 * K, 1), (8 * K, 8), (128 * K, 8), (128 * K, 32), (32 * K, 8),
          (8 * K, 32), (128 * K, 1), (32 * K, 1), (32 * K, 32)]
-# (model, kind): at most, DCP's time over TP's; doc/measurements.md
-GOALS = {("v32", "block"): {(8 * K, 1): 1.15, (8 * K, 8): 1.15,
-                            (8 * K, 32): 1.15, (128 * K, 8): 0.90,
-                            (128 * K, 32): 0.75},
-         ("glm", "block"): {(8 * K, 1): 1.15, (8 * K, 8): 1.15,
-                            (8 * K, 32): 1.15, (128 * K, 8): 1.0,
-                            (128 * K, 32): 0.85},
-         ("v32", "step"): {(8 * K, 1): 1.06, (8 * K, 8): 1.02,
-                           (8 * K, 32): 1.02, (128 * K, 1): 1.04,
-                           (128 * K, 8): 0.98},
-         ("glm", "step"): {(8 * K, 1): 1.06, (8 * K, 8): 1.02,
-                           (8 * K, 32): 1.02, (128 * K, 1): 1.04,
-                           (128 * K, 8): 1.0}}
+if W > 2:
+    CELLS += [(128 * K, 64), (8 * K, 64), (32 * K, 64)]
+# (model, kind, D): at most, DCP's time over TP's; doc/measurements.md
+GOALS = {("v32", "block", 2): {(8 * K, 1): 1.15, (8 * K, 8): 1.15,
+                               (8 * K, 32): 1.15, (128 * K, 8): 0.90,
+                               (128 * K, 32): 0.75},
+         ("glm", "block", 2): {(8 * K, 1): 1.15, (8 * K, 8): 1.15,
+                               (8 * K, 32): 1.15, (128 * K, 8): 1.0,
+                               (128 * K, 32): 0.85},
+         ("v32", "step", 2): {(8 * K, 1): 1.06, (8 * K, 8): 1.02,
+                              (8 * K, 32): 1.02, (128 * K, 1): 1.04,
+                              (128 * K, 8): 0.98},
+         ("glm", "step", 2): {(8 * K, 1): 1.06, (8 * K, 8): 1.02,
+                              (8 * K, 32): 1.02, (128 * K, 1): 1.04,
+                              (128 * K, 8): 1.0},
+         ("v32", "step", 8): {(8 * K, 1): 1.10, (8 * K, 8): 1.05,
+                              (8 * K, 32): 1.0, (8 * K, 64): 1.0,
+                              (128 * K, 8): 0.90, (128 * K, 64): 0.70},
+         ("glm", "step", 8): {(8 * K, 1): 1.10, (8 * K, 8): 1.05,
+                              (8 * K, 32): 1.0, (8 * K, 64): 1.0,
+                              (128 * K, 8): 0.97, (128 * K, 64): 0.85}}
+# D: us at most that it adds at batch 1 to a layer with an index of its own and,
+# where there is a goal, to one with another's
+ADDED = {2: (6,), 8: (7, 5)}
 TOKEN = {"v32": (61, 40016 + 8052), "glm": (78, 51168 + 2772)}  # layers, bytes
+
+
+def dcp(D):
+    return mc.share(N, dict(tp=W, dcp=D, way="q"))
 
 
 class Side:
     """One layout of one model, its device open for all cells."""
 
-    def __init__(self, model, pages=32 * 2050, **how):
+    def __init__(self, model, pages=32 * 2050, batch=64, **how):
         self.fwd = mc.Fwd(sys.argv[1], sys.argv[2])
         self.job = dict(model=model, dummy=True, kv="fp8", idx="fp8",
-                        chunk=4096, batch=64, fill=True, keep=True,
+                        chunk=4096, batch=batch, fill=True, keep=True,
                         max_ctx=128 * K + 64, pages=pages, **how)
 
     def run(self, ctx, batch, passes=PASSES):
@@ -122,23 +144,41 @@ def load(sides):
         t.join()
 
 
+def room(name, layers, D, cells):
+    """Those whose rows and keys fit for both sides into 100 GiB of a GPU."""
+    all_layers, token = TOKEN[name]
+    each = token / all_layers * layers * (1 + 1 / D) * -(-W // N)
+    out = [c for c in cells if c[0] * c[1] * each <= 100 * 2**30]
+    for ctx, b in set(cells) - set(out):
+        say(f"    {ctx // K}k b={b}: not run: more than a GPU has room for")
+    return out
+
+
 def compare(title, name, kind, of, few, many, cells=None, **more):
-    cells = cells or CELLS
-    say(f"{title}: us a layer: TP2 / TP2 + DCP2 = price; added")
-    n = pages(cells)
-    tp, dcp = (Layers(of, few, many, n, **how, **SPIN, **more)
-               for how in (TP, DCP))
-    load(tp.sides() + dcp.sides())
-    out = {}
-    for ctx, b in cells:
-        t, d = tp.us(ctx, b), dcp.us(ctx, b)
-        if not t or not d:
-            continue
-        out[ctx, b] = (t, d)
-        goal = GOALS[name, kind].get((ctx, b))
-        say(f"{ctx // K:4}k b={b:<3} {t:7.1f} / {d:7.1f} = {d / t:5.2f}  "
-            f"{d - t:+6.1f}" + (f"  (goal {goal})" if goal else ""))
-    tp.close(), dcp.close()
+    """{D: {(context, batch): us of TP, us of DCP}}"""
+    out, asked = {}, cells or CELLS
+    tp = None
+    for D in SIZES:
+        say(f"{title}: us a layer: TP{W} / TP{W} + DCP{D} = price; added")
+        cells = room(name, few + many, min(SIZES), asked)
+        n = pages(cells)
+        side = Layers(of, few, many, n, **dcp(D), **SPIN, **more)
+        new = side.sides()
+        if tp is None:
+            tp = Layers(of, few, many, n, **TP, **SPIN, **more)
+            new += tp.sides()
+        load(new)
+        out[D] = {}
+        for ctx, b in cells:
+            t, d = tp.us(ctx, b), side.us(ctx, b)
+            if not t or not d:
+                continue
+            out[D][ctx, b] = (t, d)
+            goal = GOALS.get((name, kind, D), {}).get((ctx, b))
+            say(f"{ctx // K:4}k b={b:<3} {t:7.1f} / {d:7.1f} = {d / t:5.2f}  "
+                f"{d - t:+6.1f}" + (f"  (goal {goal})" if goal else ""))
+        side.close()
+    tp.close()
     return out
 
 
@@ -147,6 +187,8 @@ def thin_v32(n):
 
 
 def block_v32():
+    say("block, V3.2: at batch 1 DCP adds at most " + ", ".join(
+        f"{ADDED[D][0]} us (D = {D})" for D in SIZES if D in ADDED))
     compare("block, V3.2", "v32", "block", thin_v32, 6, 14)
 
 
@@ -162,11 +204,14 @@ def block_glm():
                 mixed, 8, 16)
     b = compare("block, GLM-5.2, every layer has", "glm", "block", own, 6, 14,
                 [c for c in CELLS if c[1] == 1])
-    for c, (t, d) in b.items():
-        if c in a:
-            shared = ((a[c][1] - a[c][0]) * 4 - (d - t)) / 3
-            say(f"{c[0] // K:4}k b={c[1]:<3} us added: {d - t:+.1f} to a layer "
-                f"with an index, {shared:+.1f} to one without")
+    for D in SIZES:
+        goal = f"  (goals {ADDED[D]})" if len(ADDED.get(D, ())) > 1 else ""
+        for c, (t, d) in b[D].items():
+            if c not in a[D]:
+                continue
+            shared = ((a[D][c][1] - a[D][c][0]) * 4 - (d - t)) / 3
+            say(f"{c[0] // K:4}k b={c[1]:<3} D={D} us added: {d - t:+.1f} to a "
+                f"layer with an index, {shared:+.1f} to one without{goal}")
 
 
 def block_fp8():
@@ -201,22 +246,22 @@ def batch(name, of, few, many, gib=40):
     all_layers, token = TOKEN[name]
     say(f"batch, {name}: {gib} GiB of KV a rank for all {all_layers} layers; "
         "contexts at once, us a layer, tokens a second of all layers alone")
+    ways = [(f"TP{W}", TP, 1)] + [(f"TP{W} + DCP{D}", dcp(D), D)
+                                  for D in SIZES]
     for ctx in (128 * K, 32 * K):
-        line = []
-        for how, D in ((TP, 1), (DCP, 2)):
-            n = min(64, gib * 2**30 * D // (token * (ctx + 64)))
-            side = Layers(of, few, many, n * (ctx // 64 + 1), **how, **SPIN,
-                          fp8_weights=True)
+        rate = {}
+        for what, how, D in ways:
+            n = min(MOST, gib * 2**30 * D // (token * (ctx + 64)))
+            side = Layers(of, few, many, n * (ctx // 64 + 1), batch=n, **how,
+                          **dict(SPIN, graph_rows=MOST), fp8_weights=True)
             load(side.sides())
-            line.append((n, side.us(ctx, n)))
+            us = side.us(ctx, n)
             side.close()
-        if not all(us for _, us in line):
-            continue
-        rate = [n / (us * 1e-6 * all_layers) for n, us in line]
-        say(f"{ctx // K:4}k " + "  ".join(
-            f"{what} {n} {us:.1f} us {r:.0f} tok/s" for what, (n, us), r in
-            zip(("TP2", "TP2 + DCP2"), line, rate)) +
-            f"  {rate[1] / rate[0]:.2f}x")
+            if not us:
+                continue
+            rate[D] = n / (us * 1e-6 * all_layers)
+            say(f"{ctx // K:4}k {what} {n} {us:.1f} us {rate[D]:.0f} tok/s" +
+                (f"  {rate[D] / rate[1]:.2f}x" if 1 in rate else ""))
 
 
 def batch_v32():
@@ -230,8 +275,8 @@ def batch_glm():
 
 def wire():
     cells = [(8 * K, 1), (8 * K, 8), (32 * K, 32), (8 * K, 64)]
-    sides = {w: Layers(thin_v32, 2, 6, pages(cells), wire=w, **DCP, **SPIN)
-             for w in ("bf16", "fp8")}
+    sides = {w: Layers(thin_v32, 2, 6, pages(cells), wire=w, **dcp(max(SIZES)),
+                       **SPIN) for w in ("bf16", "fp8")}
     load([x for s in sides.values() for x in s.sides()])
     for ctx, b in cells:
         us = {w: s.us(ctx, b) for w, s in sides.items()}

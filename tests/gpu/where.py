@@ -6,11 +6,11 @@
 MODEL is block-v32 (the default), step-v32, or block-glm, step-glm: there the
 layer is one with another's index; see price.py.
 
-Runs TP2 and TP2 + DCP2 (one GPU: TP1) under tests/gpu/trace.cc and prints, for
-GPU 0, the length of a pass and of its layers, and of one layer in the middle
-each kernel in order of its start:
+Runs TP2 and TP2 + DCP2 (one GPU: TP1; four and eight GPUs: TP of all and every
+D) under tests/gpu/trace.cc and prints, for GPU 0, the length of a pass and of
+its layers, and of one layer in the middle each kernel in order of its start:
 microseconds after the layer's first, how long it ran, and its name; one of
-another stream is marked. Every figure is a median over the last passes. Tracing
+another stream is marked. With the index: from the last score to the list. Every figure is a median over the last passes. Tracing
 itself adds some 0.5 us between kernels, so that a layer is longer here than in
 price.py. Without cells: 8k and 128k, batch 1, 8 and 32.
 """
@@ -82,6 +82,11 @@ def table(title, cell, which):
         dur = statistics.median(x[i][1] for x in mid) / 1e3
         side = "" if mid[0][i][3] == mid[0][0][3] else "  (beside)"
         print(f"  {start:8.1f} {dur:7.1f}  {name}{side}")
+    ends = [[max((k[0] + k[1] for k in x if k[2].startswith(name)), default=0)
+             for name in ("score_kernel", "select_kernel")] for x in mid]
+    if all(a and b for a, b in ends):
+        print(f"  from the last score to the list "
+              f"{statistics.median(b - a for a, b in ends) / 1e3:.1f} us")
     sys.stdout.flush()
 
 
@@ -100,14 +105,17 @@ def main():
     cells = [tuple(int(n) for n in c.split("x")) for c in more] or \
         [(c << 10, b) for c in (8, 128) for b in (1, 8, 32)]
     if mc.gpus() > 1:
-        ways = [("TP2", dict(tp=2, comm="peer")),
-                ("TP2 + DCP2", dict(tp=2, comm="peer", dcp=2, way="q"))]
+        w = price.W
+        ways = [(f"TP{w}", price.TP)] + [
+            (f"TP{w} + DCP{1 << i}", price.dcp(1 << i))
+            for i in range(1, w.bit_length())]
     else:
         ways = [("TP1", dict(tp=1))]
     os.environ["CUDA_INJECTION64_PATH"] = os.path.abspath(lib)
     for title, how in ways:
         os.environ["TRACE_OUT"] = os.path.join(mc.WORK, "trace")
-        side = price.Side(model, price.pages(cells), graph_rows=32, **how)
+        side = price.Side(model, price.pages(cells),
+                          **dict(price.SPIN, graph_rows=32), **how)
         ran = [side.run(*c) for c in cells]
         side.close()
         all_passes = passes(kernels(os.environ["TRACE_OUT"]))

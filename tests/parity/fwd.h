@@ -9,7 +9,7 @@
 #include "dcpd/model/model.h"
 #include "kernels/kernels.h"
 
-#define MAX_BATCH 64u
+#define MAX_BATCH 256u
 
 struct seq {
 	uint32_t id;		/* index in the job's prompts */
