@@ -17,6 +17,7 @@
 
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/fail.h"
 #include "kernels/mirror.h"
 
 static_assert(DCPK_OFFER_BYTES == DCPG_OFFER_CAP * sizeof(uint64_t) &&
@@ -71,8 +72,7 @@ dcpg_mirror_open(dcpk_ctx *c, dcpk_err *err)
 	c->mirror = new (std::nothrow) dcpg_mirror();
 	if (c->mirror != NULL)
 		return 0;
-	snprintf(err->text, sizeof err->text, "cuda: out of memory");
-	return -ENOMEM;
+	return fail(err, -ENOMEM, "cuda: out of memory");
 }
 
 void

@@ -148,35 +148,41 @@ def room(name, layers, D, cells):
     """Those whose rows and keys fit for both sides into 100 GiB of a GPU."""
     all_layers, token = TOKEN[name]
     each = token / all_layers * layers * (1 + 1 / D) * -(-W // N)
-    out = [c for c in cells if c[0] * c[1] * each <= 100 * 2**30]
-    for ctx, b in set(cells) - set(out):
-        say(f"    {ctx // K}k b={b}: not run: more than a GPU has room for")
+    return [c for c in cells if c[0] * c[1] * each <= 100 * 2**30]
+
+
+def goals(name, kind, D, cell):
+    """What is wanted of a group of all ranks."""
+    ratio = GOALS.get((name, kind, D), {}).get(cell)
+    out = f"  (goal {ratio})" if ratio and D == W else ""
+    if (name, kind, cell[1]) == ("v32", "block", 1) and D == W and D in ADDED:
+        out += f"  (at most {ADDED[D][0]} us)"
     return out
 
 
 def compare(title, name, kind, of, few, many, cells=None, **more):
     """{D: {(context, batch): us of TP, us of DCP}}"""
-    out, asked = {}, cells or CELLS
-    tp = None
+    asked, out, tp = cells or CELLS, {}, None
     for D in SIZES:
         say(f"{title}: us a layer: TP{W} / TP{W} + DCP{D} = price; added")
-        cells = room(name, few + many, min(SIZES), asked)
-        n = pages(cells)
-        side = Layers(of, few, many, n, **dcp(D), **SPIN, **more)
+        cells = room(name, few + many, D, asked)
+        side = Layers(of, few, many, pages(cells), **dcp(D), **SPIN, **more)
         new = side.sides()
         if tp is None:
-            tp = Layers(of, few, many, n, **TP, **SPIN, **more)
+            most = pages(room(name, few + many, max(SIZES), asked))
+            tp = Layers(of, few, many, most, **TP, **SPIN, **more)
             new += tp.sides()
         load(new)
         out[D] = {}
+        for ctx, b in set(asked) - set(cells):
+            say(f"{ctx // K:4}k b={b:<3} not run: a GPU has no room for it")
         for ctx, b in cells:
             t, d = tp.us(ctx, b), side.us(ctx, b)
             if not t or not d:
                 continue
             out[D][ctx, b] = (t, d)
-            goal = GOALS.get((name, kind, D), {}).get((ctx, b))
             say(f"{ctx // K:4}k b={b:<3} {t:7.1f} / {d:7.1f} = {d / t:5.2f}  "
-                f"{d - t:+6.1f}" + (f"  (goal {goal})" if goal else ""))
+                f"{d - t:+6.1f}" + goals(name, kind, D, (ctx, b)))
         side.close()
     tp.close()
     return out
@@ -187,8 +193,6 @@ def thin_v32(n):
 
 
 def block_v32():
-    say("block, V3.2: at batch 1 DCP adds at most " + ", ".join(
-        f"{ADDED[D][0]} us (D = {D})" for D in SIZES if D in ADDED))
     compare("block, V3.2", "v32", "block", thin_v32, 6, 14)
 
 
@@ -205,7 +209,8 @@ def block_glm():
     b = compare("block, GLM-5.2, every layer has", "glm", "block", own, 6, 14,
                 [c for c in CELLS if c[1] == 1])
     for D in SIZES:
-        goal = f"  (goals {ADDED[D]})" if len(ADDED.get(D, ())) > 1 else ""
+        most = ADDED.get(D, ()) if D == W else ()
+        goal = "  (at most {} and {})".format(*most) if len(most) > 1 else ""
         for c, (t, d) in b[D].items():
             if c not in a[D]:
                 continue
