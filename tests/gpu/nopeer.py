@@ -48,10 +48,10 @@ def answers(d):
 
 
 def as_planned(planned, actual):
-    """{what: (planned, actual)} that differ; what graphs take is what the GPU
-    has less, whoever took it."""
+    """{what: (planned, actual)} that differ; of graphs and NCCL it is what the
+    GPU has less, whoever took it, and memory.py's business."""
     return {k: (n, actual[k]) for k, n in planned.items()
-            if k not in ("graphs", "total") and actual[k] != n}
+            if k not in ("graphs", "comm", "total") and actual[k] != n}
 
 
 def one(flags, comm, graphs, env=None):
