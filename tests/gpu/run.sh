@@ -1,10 +1,11 @@
 #!/bin/sh
 # Tests and figures of the CUDA part on a machine with GPUs:
 #   tests/gpu/run.sh OUTDIR [BINDIR [STAGE]]
-# BINDIR and STAGE: see tests/gpu/README. Builds nothing. The number of GPUs decides
-# how many ranks there are, two, four or eight; RANKS=8 has so many anyway. Each part has a limit
-# of its own and goes to OUTDIR/PART.log; a part that fails, or whose programs
-# are not here, does not stop the others. Ends within TOTAL seconds (570); the
+# BINDIR and STAGE: see tests/gpu/README. Builds nothing. The number of GPUs
+# decides how many ranks there are, two, four or eight; RANKS=8 has so many
+# anyway. Each part has a limit of its own and goes to OUTDIR/PART.log; a part
+# that fails, or whose programs are not here, does not stop the others. Ends
+# within TOTAL seconds (570); the
 # last lines are a table. PARTS="peer_test graph" runs only these. Exit 0 when
 # nothing failed.
 out=${1:?usage: tests/gpu/run.sh OUTDIR [BINDIR [STAGE]]}
@@ -72,7 +73,7 @@ module() {	# PART LIMIT: one of module_check.py's
 
 nvidia-smi -L | tee "$out/gpus.log"
 gpus=$(grep -c '^GPU' "$out/gpus.log")
-# The limits are those of one and two GPUs; with more come more ranks and layouts.
+# Limits are those of one and two GPUs; with more come more ranks and layouts.
 more=1
 [ "$gpus" -lt 4 ] && [ "${RANKS:-2}" -le 2 ] || more=2
 [ "$gpus" -lt 8 ] || more=3
