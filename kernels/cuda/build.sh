@@ -22,7 +22,8 @@ build() {	# SOURCE: compiled when it or a header is newer than its object
 }
 
 objs=
-for f in attend index index_rows select value route experts experts4 init peer; do
+for f in attend index index_rows select value route route_rows experts \
+    experts4 init peer; do
 	build "kernels/cuda/$f.cu"
 	objs="$objs $out/$f.o"
 done

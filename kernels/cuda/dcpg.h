@@ -148,8 +148,12 @@ struct dcpg_route {
 	uint32_t *eid;		/* [rows][each] */
 	float *ew;
 	float *part;		/* scratch of part_floats, rows * experts at
-				   least; 32 times that for few rows is best */
+				   least; best for few rows 32 times that, for
+				   many (experts to a multiple of 256) *
+				   (hidden + 1) more */
 	size_t part_floats;
+	uint32_t way;		/* 0: chosen. Tests and the benchmark force one
+				   for few rows (1), many (2) */
 };
 
 int dcpg_route(const struct dcpg_route *, void *stream);

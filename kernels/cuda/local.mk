@@ -25,7 +25,7 @@ cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
 	kernels/cuda/index_rows.cu kernels/cuda/select.cu \
-	kernels/cuda/value.cu kernels/cuda/route.cu \
+	kernels/cuda/value.cu kernels/cuda/route.cu kernels/cuda/route_rows.cu \
 	kernels/cuda/experts.cu kernels/cuda/experts4.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
 	kernels/cuda/mirror.cu kernels/cuda/lost.cu \

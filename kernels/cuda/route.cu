@@ -7,10 +7,10 @@
  * router at once. Products are those of f32: each factor is split into two
  * tf32, and three of the four products are summed. Partial sums go to memory,
  * [share][rows][experts], and are added in order by whoever chooses. Bytes that
- * must move: 4 an element of the router.
+ * must move: 4 an element of the router. Of many rows: route_rows.cu.
  *
- * The choice is a block a row, the slots one block, the sum a block a row and
- * 1024 columns.
+ * The choice is a block a row, of many rows a warp; the slots one block, the
+ * sum a block a row and 1024 columns.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -23,11 +23,15 @@
 #include "kernels/cuda/ptx.cuh"
 
 namespace dcpg {
+
+int route_rows(const struct dcpg_route *, uint32_t *shares, void *stream);
+
 namespace {
 
 constexpr uint32_t MAX_EXPERTS = 1024, MAX_EACH = 32;
 constexpr uint32_t GROUP = 64;		/* experts of a block of logits */
 constexpr uint32_t SHARES = 32;		/* of the columns, at most */
+constexpr uint32_t MANY_ROWS = 256, CHOOSE_ROWS = 64;
 
 /* --- logits -------------------------------------------------------------- */
 
@@ -284,6 +288,96 @@ choose_kernel(const struct dcpg_route g, uint32_t shares)
 		    (g.norm ? sum + 1e-20f : 1));
 }
 
+/*
+ * A warp a row, eight a block: a lane has every 32nd expert. The same result
+ * as choose_kernel's.
+ */
+template <uint32_t PER>
+__global__ void __launch_bounds__(256)
+choose_many_kernel(const struct dcpg_route g, uint32_t shares)
+{
+	__shared__ float value[8][32 * PER], sums[8][32 * PER];
+	uint32_t lane = threadIdx.x % 32, w = threadIdx.x / 32;
+	uint32_t row = blockIdx.x * 8 + w, per = g.experts / g.groups;
+	size_t step = (size_t)g.rows * g.experts;
+	const float *p = g.part + (size_t)row * g.experts + lane;
+	float *v = value[w], *gs = sums[w];
+	float s[PER] = {}, sum = 0, ew = 0;
+	uint32_t key[PER], mine = 0, id = 0;
+
+	launch_wait();
+	launch_next();
+	if (row >= g.rows)
+		return;
+#pragma unroll 4
+	for (uint32_t k = 0; k < shares; k++)
+#pragma unroll
+		for (uint32_t i = 0; i < PER; i++)
+			if (lane + i * 32 < g.experts)
+				s[i] += p[k * step + i * 32];
+#pragma unroll
+	for (uint32_t i = 0; i < PER; i++) {
+		uint32_t e = lane + i * 32;
+
+		s[i] = 1 / (1 + expf(-s[i]));
+		v[e] = e < g.experts ? s[i] + g.bias[e] : 0;
+		key[i] = e < g.experts ? ordered(v[e]) : 0;
+	}
+	if (g.kept < g.groups) {
+		__syncwarp();
+		for (uint32_t i = 0; i < g.groups; i++) {
+			float two = best_two(v + i * per, per);
+
+			if (lane == 0)
+				gs[i] = two;
+		}
+		__syncwarp();
+		for (uint32_t i = lane; i < g.groups; i += 32) {
+			uint32_t better = 0;
+
+			for (uint32_t o = 0; o < g.groups; o++)
+				better += gs[o] > gs[i] ||
+				    (gs[o] == gs[i] && o < i);
+			v[i] = better < g.kept;	/* values are not needed more */
+		}
+		__syncwarp();
+#pragma unroll
+		for (uint32_t i = 0; i < PER; i++)
+			if (lane + i * 32 < g.experts &&
+			    v[(lane + i * 32) / per] == 0)
+				key[i] = ordered(-INFINITY);
+	}
+	for (uint32_t k = 0; k < g.each; k++) {
+		uint32_t top, win;
+		float x = 0;
+
+		mine = 0;
+#pragma unroll
+		for (uint32_t i = 0; i < PER; i++)
+			if (key[i] > mine) {
+				mine = key[i];
+				id = lane + i * 32;
+			}
+		top = __reduce_max_sync(~0u, mine);
+		win = __reduce_min_sync(~0u, mine == top ? id : ~0u);
+#pragma unroll
+		for (uint32_t i = 0; i < PER; i++)
+			if (win == lane + i * 32) {
+				x = s[i];
+				key[i] = 0;
+			}
+		x = __shfl_sync(~0u, x, win % 32);
+		sum += x;
+		if (lane == k) {
+			ew = x;
+			g.eid[(size_t)row * g.each + k] = win;
+		}
+	}
+	if (lane < g.each)
+		g.ew[(size_t)row * g.each + lane] = ew * (g.scale /
+		    (g.norm ? sum + 1e-20f : 1));
+}
+
 /* --- slots --------------------------------------------------------------- */
 
 /* Sum over the threads before this one; *all: over all 1024. */
@@ -414,6 +508,24 @@ start(void (*f)(A...), dim3 grid, uint32_t threads, void *stream, B... args)
 	    cudaSuccess ? 0 : -EIO;
 }
 
+/* Few rows. *shares: partial sums that it leaves. */
+int
+run_few(const struct dcpg_route *g, uint32_t *shares, void *stream)
+{
+	uint32_t nb = g->rows <= 8 ? 1 : g->rows <= 16 ? 2 : 4;
+	uint32_t runs = (g->rows + 8 * nb - 1) / (8 * nb);
+	size_t most = g->part_floats / g->experts / g->rows;
+	dim3 grid((g->experts + GROUP - 1) / GROUP, 1, runs);
+
+	*shares = most < SHARES ? (uint32_t)most : SHARES;
+	if (*shares > SHARES / runs)	/* enough blocks without */
+		*shares = runs < SHARES ? SHARES / runs : 1;
+	grid.y = *shares;
+	return nb == 1 ? start(logit_kernel<1>, grid, 256, stream, *g) :
+	    nb == 2 ? start(logit_kernel<2>, grid, 256, stream, *g) :
+	    start(logit_kernel<4>, grid, 256, stream, *g);
+}
+
 }	/* namespace */
 }	/* namespace dcpg */
 
@@ -422,27 +534,27 @@ using namespace dcpg;
 extern "C" int
 dcpg_route(const struct dcpg_route *g, void *stream)
 {
-	uint32_t nb = g->rows <= 8 ? 1 : g->rows <= 16 ? 2 : 4;
-	uint32_t runs = (g->rows + 8 * nb - 1) / (8 * nb), shares;
-	dim3 grid((g->experts + GROUP - 1) / GROUP, 1, runs);
-	int rc;
+	uint32_t shares;
+	int rc = -EINVAL;
 
 	if (g->rows == 0 || g->hidden == 0 || g->hidden % 4 != 0 ||
 	    g->experts == 0 || g->experts > MAX_EXPERTS || g->each == 0 ||
 	    g->each > MAX_EACH || g->each > g->experts || g->groups == 0 ||
-	    g->experts % g->groups != 0 || runs > 65535 ||
-	    g->part_floats / g->experts < g->rows)
+	    g->experts % g->groups != 0 || g->rows > 65535 * 32 ||
+	    g->part_floats / g->experts < g->rows || g->way > 2)
 		return -EINVAL;
-	shares = (uint32_t)(g->part_floats / g->experts / g->rows);
-	shares = shares < SHARES ? shares : SHARES;
-	if (shares > SHARES / runs)	/* enough blocks without */
-		shares = runs < SHARES ? SHARES / runs : 1;
-	grid.y = shares;
-	rc = nb == 1 ? start(logit_kernel<1>, grid, 256, stream, *g) :
-	    nb == 2 ? start(logit_kernel<2>, grid, 256, stream, *g) :
-	    start(logit_kernel<4>, grid, 256, stream, *g);
-	return rc != 0 ? rc : start(choose_kernel, dim3(g->rows), 256, stream,
-	    *g, shares);
+	if (g->way == 2 || (g->way == 0 && g->rows >= MANY_ROWS))
+		rc = route_rows(g, &shares, stream);
+	if (rc == -EINVAL && g->way != 2)
+		rc = run_few(g, &shares, stream);
+	if (rc != 0)
+		return rc;
+	if (g->rows <= CHOOSE_ROWS || g->experts > 512)
+		return start(choose_kernel, dim3(g->rows), 256, stream, *g,
+		    shares);
+	return start(g->experts <= 256 ? choose_many_kernel<8> :
+	    choose_many_kernel<16>, dim3((g->rows + 7) / 8), 256, stream, *g,
+	    shares);
 }
 
 extern "C" int

@@ -350,6 +350,81 @@ bench_linear(bool sweep)
 	}
 }
 
+/* Both products of many rows: V3.2's experts on eight ranks, an eighth of them
+ * on one. */
+void
+bench_many(void)
+{
+	for (form f : { BF16, E4M3 })
+		for (uint32_t E : { 256u, 32u }) {
+			uint32_t n = E == 256 ? 256 : 2048;
+			ExpertBed b(E, n, 4096, f);
+
+			for (uint32_t rows : { 1024u, 2048u, 4096u }) {
+				Rng g(rows + 11);
+				Route r(rows, E, g);
+				double flops = rows * EACH * 2.0 * n * HIDDEN;
+
+				r.sort(rows, E, b.tile(rows, 0), nullptr);
+				CHECK(cudaDeviceSynchronize());
+				printf("many rows %s E=%-3u n=%-4u b=%u:",
+				    names[f], E, n, rows);
+				for (int glu = 1; glu >= 0; glu--) {
+					double t = replay(2, [&](int,
+					    cudaStream_t st) {
+						b.product(r, rows, glu, 0, 0,
+						    false, st);
+					});
+
+					printf(" %s %.1f (%.0f TFLOP/s)",
+					    glu ? "gate+up" : "down", t,
+					    flops * (glu + 1) / t * 1e-6);
+				}
+				printf("\n");
+				fflush(stdout);
+			}
+		}
+}
+
+/* Router and choice: chosen, and by each way. Floor: h once. */
+void
+bench_route(void)
+{
+	const uint32_t MOST = 8192, E = 256;
+	Buf<float> h((size_t)MOST * HIDDEN), w((size_t)E * HIDDEN), bias(E);
+	Buf<float> part((size_t)MOST * E * 32 + (size_t)E * (HIDDEN + 1) + 32);
+	Buf<float> ew(MOST * EACH);
+	Buf<uint32_t> eid(MOST * EACH);
+	std::vector<float> hv(h.n), wv(w.n);
+	Rng g(5);
+
+	for (auto &v : hv)
+		v = (float)(g.uniform() - 0.5) * 2;
+	for (auto &v : wv)
+		v = (float)(g.uniform() - 0.5) / 40;
+	h.put(hv);
+	w.put(wv);
+	bias.put(std::vector<float>(E, 0));
+	for (uint32_t rows : { 64u, 128u, 256u, 512u, 1024u, 2048u, 4096u,
+	    8192u }) {
+		printf("router, %u experts, %u rows, groups %u of %u:", E, rows,
+		    4u, 8u);
+		for (uint32_t way = 0; way < 3; way++) {
+			struct dcpg_route a = { h.d, w.d, bias.d, rows, HIDDEN,
+			    E, EACH, 8, 4, true, 2.5f, eid.d, ew.d, part.d,
+			    part.n, way };
+			double t = replay(SETS, [&](int, cudaStream_t st) {
+				CALL(dcpg_route(&a, st));
+			});
+
+			printf(" %s %.2f", way == 0 ? "chosen" : way == 1 ?
+			    "few" : "many", t);
+		}
+		printf(" floor %.2f\n", rows * (HIDDEN * 4.0) / HBM * 1e6);
+		fflush(stdout);
+	}
+}
+
 void
 bench_experts(bool sweep)
 {

@@ -59,7 +59,8 @@ choose_reference(const struct dcpg_route &a, const std::vector<double> &s,
 
 static void
 route_case(uint32_t rows, uint32_t hidden, uint32_t E, uint32_t each,
-    uint32_t groups, uint32_t kept, bool norm, uint32_t shares, uint64_t salt)
+    uint32_t groups, uint32_t kept, bool norm, uint32_t shares, uint32_t way,
+    uint64_t salt)
 {
 	Rng g(seed * 15485863 + salt);
 	std::vector<float> h((size_t)rows * hidden), w((size_t)E * hidden);
@@ -77,10 +78,11 @@ route_case(uint32_t rows, uint32_t hidden, uint32_t E, uint32_t each,
 		bias[e] = bias[e - 3];
 	}
 	Buf<float> dh(h), dw(w), db(bias), ew((size_t)rows * each);
-	Buf<float> part((size_t)rows * E * shares);
+	Buf<float> part((size_t)rows * E * shares + (way == 2 ? (size_t)(E +
+	    255) / 256 * 256 * (hidden + 1) + 32 : 0));
 	Buf<uint32_t> eid((size_t)rows * each);
 	struct dcpg_route a = { dh.d, dw.d, db.d, rows, hidden, E, each, groups,
-	    kept, norm, 2.5f, eid.d, ew.d, part.d, part.n };
+	    kept, norm, 2.5f, eid.d, ew.d, part.d, part.n, way };
 	part.poison();
 	eid.poison();
 	ew.poison();
@@ -117,9 +119,10 @@ route_case(uint32_t rows, uint32_t hidden, uint32_t E, uint32_t each,
 	});
 	double worst = *std::max_element(off.begin(), off.end());
 	char what[160];
-	snprintf(what, sizeof what, "route rows=%u hidden=%u experts=%u each=%u "
-	    "groups=%u/%u norm=%d shares=%u: weights off by %.1e", rows, hidden,
-	    E, each, kept, groups, norm, shares, worst);
+	snprintf(what, sizeof what, "route rows=%u hidden=%u experts=%u "
+	    "each=%u groups=%u/%u norm=%d shares=%u way=%u: weights off by "
+	    "%.1e", rows, hidden, E, each, kept, groups, norm, shares, way,
+	    worst);
 	verdict(worst < 2e-5, what);
 }
 
@@ -676,8 +679,10 @@ experts_tests(void)
 {
 	uint64_t salt = 0;
 
-	CASE(route_case(3, 256, 8, 2, 1, 1, true, 32, salt));
-	CASE(route_case(9, 100, 24, 5, 4, 2, false, 3, salt));
+	CASE(route_case(3, 256, 8, 2, 1, 1, true, 32, 0, salt));
+	CASE(route_case(9, 100, 24, 5, 4, 2, false, 3, 0, salt));
+	CASE(route_case(67, 96, 24, 5, 4, 2, false, 32, 2, salt));
+	CASE(route_case(131, 256, 130, 3, 1, 1, true, 32, 2, salt));
 	CASE(combine_case(3, 3, 37, true, false, salt));
 	CASE(combine_case(5, 11, 128, false, false, salt));
 	CASE(combine_case(4, 9, 136, true, true, salt));
@@ -716,9 +721,14 @@ experts_tests(void)
 		return;
 	for (uint32_t rows : { 1u, 8u, 16u, 17u, 33u, 70u, 700u })
 		CASE(route_case(rows, 7168, 256, 8, 8, 4, true, rows > 32 ? 1 :
-		    32, salt));
-	CASE(route_case(4, 6144, 256, 8, 1, 1, true, 32, salt));
-	CASE(route_case(2, 512, 1000, 32, 10, 3, true, 32, salt));
+		    32, 0, salt));
+	CASE(route_case(4, 6144, 256, 8, 1, 1, true, 32, 0, salt));
+	CASE(route_case(2, 512, 1000, 32, 10, 3, true, 32, 0, salt));
+	for (uint32_t rows : { 1u, 300u, 2100u })
+		CASE(route_case(rows, 7168, 256, 8, 8, 4, true, 32, 2, salt));
+	CASE(route_case(260, 6144, 256, 8, 1, 1, true, 32, 2, salt));
+	CASE(route_case(260, 7168, 384, 8, 1, 1, true, 32, 2, salt));
+	CASE(route_case(260, 512, 1000, 32, 10, 3, true, 32, 2, salt));
 	CASE(combine_case(40, 8, 7168, true, false, salt));
 	CASE(combine_case(40, 8, 7168, false, true, salt));
 	for (int i = 0; i < 4; i++) {

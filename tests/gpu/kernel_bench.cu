@@ -3,9 +3,10 @@
  * graph has its own key lists into a pool much larger than the L2, so rows come
  * from memory as they do in a decode step; q and outputs stay in the L2.
  *
- * kernel_bench [attend|index|prefill|experts|sweep [experts]]: beside each median
- * stand the floor (the larger of bytes over measured bandwidth and flops over
- * measured rate) and, where one was measured on the same chip, the anchor.
+ * kernel_bench [attend|index|prefill|experts|many|route|sweep [experts]]:
+ * beside each median stand the floor (the larger of bytes over measured
+ * bandwidth and flops over measured rate) and, where one was measured on the
+ * same chip, the anchor.
  * `sweep` prints every shape and split, the numbers behind the choice in
  * attend.cu.
  */
@@ -507,6 +508,10 @@ main(int argc, char **argv)
 	}
 	if (*what == '\0' || strcmp(what, "index") == 0)
 		bench_index();
+	if (*what == '\0' || strcmp(what, "route") == 0)
+		bench_route();
+	if (*what == '\0' || strcmp(what, "many") == 0)
+		bench_many();
 	if (*what == '\0' || strcmp(what, "experts") == 0)
 		bench_experts(false);
 	return 0;
