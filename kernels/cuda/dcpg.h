@@ -209,6 +209,8 @@ struct dcpg_experts {
 				   while it still runs */
 	void *y16;		/* [slots][y_ld] bf16, or, without w2, */
 	float *y;		/* [slots][y_ld] */
+	struct dcpg_codes y8;	/* or, with w2, tiles of 128 slots and n of 128
+				   columns: bf16's codes alone */
 	uint32_t y_ld;		/* 0: n */
 	/* 0: chosen. Tests and the benchmark force them. */
 	uint32_t shape;		/* 1 + index; slots' tile is of the same; int4

@@ -15,7 +15,9 @@
  *
  * e4m3 times e4m3: a stage is 128 columns, so one scale for each 64 rows of
  * weights and one for each slot. The tensor cores add up a stage (they keep
- * some 14 bits, too few for more), scaled sums are added in f32.
+ * some 14 bits, too few for more), scaled sums are added in f32. Of many slots
+ * these are the long side, 64 for each warpgroup: then a thread's sums have two
+ * scales instead of 32.
  *
  * The same kernel does linear layers of few rows in FP8 (product.cu): one
  * matrix that all rows meet.
@@ -29,6 +31,7 @@
 #include <cuda_runtime.h>
 #include <errno.h>
 
+#include "kernels/cuda/codes.cuh"
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -113,6 +116,10 @@ struct Shape {
 	static constexpr uint32_t TILE = TILE_, WG = WG_, U = U_, RING = RING_;
 	static constexpr uint32_t BLOCKS = BLOCKS_;
 	static constexpr bool FP8 = FP8_;
+	/* slots may be the long side; between P and Q, between warpgroups */
+	static constexpr bool BY_SLOT = FP8 && WG == 2;
+	static constexpr uint32_t DOWN_Q = BY_SLOT ? 128 : 64;
+	static constexpr uint32_t DOWN_W = BY_SLOT ? 64 : 128;
 	static constexpr uint32_t EL = FP8 ? 1 : 2;	/* bytes of one */
 	static constexpr uint32_t COLS = 128 / EL;	/* of a box */
 	static constexpr uint32_t K = U * COLS;		/* of a stage */
@@ -145,6 +152,8 @@ struct work {
 	uint32_t y_ld;
 	bool early;
 	bool turn;		/* y16 is written 16 bytes at a time */
+	struct dcpg_codes y8;	/* instead of y16 */
+	uint32_t m4;		/* its rows */
 };
 
 /* What the block does. */
@@ -197,8 +206,8 @@ bring_weights(const CUtensorMap *m0, const CUtensorMap *m1, const place &p,
 				tensor_load(at + ((u * 2 + q) * S::WG + w) *
 				    BOX, GLU && q ? m1 : m0,
 				    (stage * S::U + u) * S::COLS, p.n0 +
-				    (GLU ? w * 64 : w * 128 + q * 64), p.e,
-				    full);
+				    (GLU ? w * 64 : w * S::DOWN_W + q *
+				    S::DOWN_Q), p.e, full);
 }
 
 template <class S, bool GLU>
@@ -317,20 +326,15 @@ add_scaled(float (&sum)[N / 2], float (&d)[N / 2], uint32_t xs, float w)
 		sum[i + 1] += d[i + 1] * hi;
 		sum[i + 2] += d[i + 2] * lo;
 		sum[i + 3] += d[i + 3] * hi;
-		/* the next scales are not to be read before */
-		if (N == 128 && i % 16 == 12)
-			asm volatile("" : "+f"(sum[i]), "+f"(sum[i + 1]),
-			    "+f"(sum[i + 2]), "+f"(sum[i + 3]));
 	}
 }
 
-/* A stage of e4m3. Registers for the sums of only one of the two where a
- * tile is wide; another warpgroup multiplies while this one scales. */
+/* A stage of e4m3: while one's sums are scaled the other is multiplied. */
 template <class S, int N>
 __device__ inline void
 multiply8(float (&p)[N / 2], float (&q)[N / 2], float (&d)[N / 2],
-    float (&e)[N < 128 ? N / 2 : 1], uint32_t at, uint32_t xs, uint32_t wg,
-    float sp, float sq)
+    float (&e)[N / 2], uint32_t at, uint32_t xs, uint32_t wg, float sp,
+    float sq)
 {
 	uint32_t wp = at + wg * BOX, wq = wp + S::WG * BOX, x = at + S::W;
 
@@ -339,23 +343,15 @@ multiply8(float (&p)[N / 2], float (&q)[N / 2], float (&d)[N / 2],
 	wg_pin(e);
 	wg_fence();
 	start8<N>(d, wp, x);
-	if constexpr (N < 128) {
-		start8<N>(e, wq, x);
-		wg_wait<1>();
-		add_scaled<N>(p, d, xs, sp);
-		wg_wait<0>();
-		add_scaled<N>(q, e, xs, sq);
-	} else {
-		wg_wait<0>();
-		add_scaled<N>(p, d, xs, sp);
-		wg_fence();
-		start8<N>(d, wq, x);
-		wg_wait<0>();
-		add_scaled<N>(q, d, xs, sq);
-	}
+	start8<N>(e, wq, x);
+	wg_wait<1>();
+	add_scaled<N>(p, d, xs, sp);
+	wg_wait<0>();
+	add_scaled<N>(q, e, xs, sq);
 }
 
-/* Scales of the block's 64-row runs, P and Q of each warpgroup. */
+/* Scales of the block's 64-row runs, P and Q of each warpgroup; BY_SLOT: both
+ * have the same. */
 template <class S, bool GLU>
 __device__ inline void
 load_scales(const work &a, const place &p, float *sc)
@@ -364,7 +360,8 @@ load_scales(const work &a, const place &p, float *sc)
 	    i += S::WORK) {
 		uint32_t s = i / (2 * S::WG), r = i % (2 * S::WG);
 		uint32_t q = r % 2, w = r / 2;
-		uint32_t n = p.n0 + (GLU ? w * 64 : w * 128 + q * 64);
+		uint32_t n = p.n0 + (GLU ? w * 64 : w * S::DOWN_W + q *
+		    S::DOWN_Q);
 
 		sc[r * MAX_SCALES + s] = n < a.n ? a.scale[GLU ? q : 0][
 		    p.e * a.expert_floats + (size_t)(n / 128) * a.scale_ld +
@@ -379,8 +376,8 @@ store(const work &a, const place &p, const float (&x)[N / 2],
     const float (&y)[N / 2])
 {
 	uint32_t lane = threadIdx.x % 32, wg = threadIdx.x / 128;
-	uint32_t row = p.n0 + wg * (GLU ? 64 : 128) + threadIdx.x / 32 % 4 *
-	    16 + lane / 4, me = blockIdx.x % a.split;
+	uint32_t row = p.n0 + wg * (GLU ? 64 : S::DOWN_W) + threadIdx.x / 32 %
+	    4 * 16 + lane / 4, me = blockIdx.x % a.split;
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++) {
@@ -397,14 +394,83 @@ store(const work &a, const place &p, const float (&x)[N / 2],
 		} else if (a.y16 != NULL) {
 			if (n < a.n)
 				a.y16[at] = __float2bfloat16(x[i]);
-			if (n + 64 < a.n)
-				a.y16[at + 64] = __float2bfloat16(y[i]);
+			if (n + S::DOWN_Q < a.n)
+				a.y16[at + S::DOWN_Q] = __float2bfloat16(y[i]);
 		} else {
 			if (n < a.n)
 				a.y[at] = x[i];
-			if (n + 64 < a.n)
-				a.y[at + 64] = y[i];
+			if (n + S::DOWN_Q < a.n)
+				a.y[at + S::DOWN_Q] = y[i];
 		}
+	}
+}
+
+/* Eight columns of a slot as codes: what put_codes makes of them. */
+__device__ inline uint2
+codes8(uint4 x, float s)
+{
+	return make_uint2(codes4(make_float4(bf16_lo(x.x), bf16_hi(x.x),
+	    bf16_lo(x.y), bf16_hi(x.y)), s), codes4(make_float4(bf16_lo(x.z),
+	    bf16_hi(x.z), bf16_lo(x.w), bf16_hi(x.w)), s));
+}
+
+__device__ inline float
+most8(uint4 x)
+{
+	uint32_t v[4] = { x.x, x.y, x.z, x.w };
+	float m = 0;
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		m = fmaxf(m, fmaxf(fabsf(bf16_lo(v[i])), fabsf(bf16_hi(v[i]))));
+	return m;
+}
+
+/* A tile of 128 columns that stands turned in shared memory, as codes. */
+__device__ inline void
+store_codes(const work &a, const place &pl, uint32_t buf, uint32_t pitch,
+    uint32_t threads)
+{
+	uint32_t c = threadIdx.x % 16;
+
+	for (uint32_t t = threadIdx.x / 16; t < (pl.cnt + 1) / 2 * 2;
+	    t += threads / 16) {	/* whole warps */
+		uint4 x = lds128(buf + t * pitch + c * 16);
+		uint32_t at = pl.m0 + t;
+		float m = most8(x), s;
+
+		for (int o = 8; o > 0; o >>= 1)
+			m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+		s = code_scale(m, a.y8.pow2);
+		if (t >= pl.cnt)
+			continue;
+		*(uint2 *)(a.y8.code + (size_t)at * a.y_ld + pl.n0 + c * 8) =
+		    codes8(x, s);
+		if (c == 0)
+			a.y8.scale[(size_t)(pl.n0 / 128) * a.m4 + at] = s;
+	}
+}
+
+/* From where it stands in shared memory, a row a slot, when all have written
+ * there: whole lines a warp. */
+template <class S, bool GLU>
+__device__ inline void
+write_turned(const work &a, const place &pl, uint32_t buf)
+{
+	constexpr uint32_t COLS = S::WG * (GLU ? 64 : 128);
+	constexpr uint32_t PITCH = COLS * 2 + 16;
+
+	bar_sync(1, S::WORK);
+	if (GLU && a.y8.code != NULL) {
+		store_codes(a, pl, buf, PITCH, S::WORK);
+		return;
+	}
+	for (uint32_t i = threadIdx.x; i < pl.cnt * (COLS / 8); i += S::WORK) {
+		uint32_t t = i / (COLS / 8), c = i % (COLS / 8) * 8;
+
+		if (pl.n0 + c < a.n)
+			*(uint4 *)(a.y16 + (size_t)(pl.m0 + t) * a.y_ld +
+			    pl.n0 + c) = lds128(buf + t * PITCH + c * 2);
 	}
 }
 
@@ -423,7 +489,8 @@ store_turned(const work &a, const place &pl, uint32_t buf,
 	static_assert(S::TILE * PITCH <= S::BUF, "the tile has room");
 	uint32_t lane = threadIdx.x % 32, wg = threadIdx.x / 128;
 	uint32_t at = buf + (lane / 16 * 8 + lane % 8) * PITCH + (wg * (GLU ?
-	    64 : 128) + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8) * 2;
+	    64 : S::DOWN_W) + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8) *
+	    2;
 
 	bar_sync(1, S::WORK);	/* nobody multiplies any more */
 #pragma unroll
@@ -443,17 +510,11 @@ store_turned(const work &a, const place &pl, uint32_t buf,
 			for (int j = 0; j < 4; j++)
 				r[j] = pack_bf16(q[i + 2 * j], q[i + 2 * j +
 				    1]);
-			stmatrix4_t(to + 128, r[0], r[1], r[2], r[3]);
+			stmatrix4_t(to + S::DOWN_Q * 2, r[0], r[1], r[2],
+			    r[3]);
 		}
 	}
-	bar_sync(1, S::WORK);
-	for (uint32_t i = threadIdx.x; i < pl.cnt * (COLS / 8); i += S::WORK) {
-		uint32_t t = i / (COLS / 8), c = i % (COLS / 8) * 8;
-
-		if (pl.n0 + c < a.n)
-			*(uint4 *)(a.y16 + (size_t)(pl.m0 + t) * a.y_ld +
-			    pl.n0 + c) = lds128(buf + t * PITCH + c * 2);
-	}
+	write_turned<S, GLU>(a, pl, buf);
 }
 
 template <class S, bool GLU, int N>
@@ -461,7 +522,8 @@ __device__ inline void
 compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
     uint32_t bars, float *sc)
 {
-	float p[N / 2], q[N / 2], d[N / 2] = {}, e[N < 128 ? N / 2 : 1] = {};
+	float p[N / 2], q[N / 2];
+	float d[S::FP8 ? N / 2 : 1] = {}, e[S::FP8 ? N / 2 : 1] = {};
 	uint32_t wg = threadIdx.x / 128, n = pl.s1 - pl.s0;
 	bool one = threadIdx.x % 32 == 0;
 	ring<S::RING> r;
@@ -476,7 +538,7 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 
 		mbar_wait(full, r.turn & 1);
 		fence_async();		/* x came by ordinary copies */
-		if (S::FP8) {
+		if constexpr (S::FP8) {
 			multiply8<S, N>(p, q, d, e, at, xs + r.s * S::TILE *
 			    4, wg, sc[2 * wg * MAX_SCALES + i],
 			    sc[(2 * wg + 1) * MAX_SCALES + i]);
@@ -500,6 +562,139 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 		store_turned<S, GLU, N>(a, pl, buf, p, q);
 	else
 		store<S, GLU, N>(a, pl, p, q);
+}
+
+/* sum += d, of which a thread has two slots. */
+__device__ inline void
+add_scaled2(float (&sum)[64], float (&d)[64], float lo, float hi)
+{
+	wg_pin(d);
+#pragma unroll
+	for (int i = 0; i < 64; i += 4) {
+		sum[i] += d[i] * lo;
+		sum[i + 1] += d[i + 1] * lo;
+		sum[i + 2] += d[i + 2] * hi;
+		sum[i + 3] += d[i + 3] * hi;
+	}
+}
+
+/* Four 8x8 tiles, lane l names the row l%8 of tile l/8. */
+__device__ inline void
+stmatrix4(uint32_t a, const uint32_t (&r)[4])
+{
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], "
+	    "{%1, %2, %3, %4};" :: "r"(a), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+	    "r"(r[3]) : "memory");
+}
+
+/* Two adjacent columns of a slot, where rows are no multiple of 16 bytes. */
+__device__ inline void
+store2(const work &a, uint32_t slot, uint32_t n, float x, float y)
+{
+	size_t at = (size_t)slot * a.y_ld + n;
+
+	if (a.y16 != NULL) {
+		if (n < a.n)
+			a.y16[at] = __float2bfloat16(x);
+		if (n + 1 < a.n)
+			a.y16[at + 1] = __float2bfloat16(y);
+	} else {
+		if (n < a.n)
+			a.y[at] = x;
+		if (n + 1 < a.n)
+			a.y[at + 1] = y;
+	}
+}
+
+/* A warp's sums as bf16 to shared memory, or each to where it belongs. */
+template <bool GLU>
+__device__ inline void
+put_slots(const work &a, const place &pl, uint32_t buf, float (&p)[64],
+    const float (&q)[64])
+{
+	constexpr uint32_t PITCH = (GLU ? 128 : 256) * 2 + 16;
+	uint32_t lane = threadIdx.x % 32, t = threadIdx.x / 32 * 16;
+	uint32_t to = buf + (t + lane % 16) * PITCH + lane / 16 * 16;
+
+#pragma unroll
+	for (uint32_t i = 0; GLU && i < 64; i++)
+		p[i] = glu(p[i], q[i]);
+#pragma unroll
+	for (uint32_t m = 0; m < (GLU ? 1 : 2); m++)
+#pragma unroll
+		for (uint32_t i = 0; i < 64; i += 8) {
+			const float *v = (m ? q : p) + i;
+			uint32_t r[4], n = pl.n0 + m * 128 + i * 2;
+			uint32_t slot = t + lane / 4;
+
+			if (a.turn) {
+				for (uint32_t j = 0; j < 4; j++)
+					r[j] = pack_bf16(v[2 * j],
+					    v[2 * j + 1]);
+				stmatrix4(to + m * 256 + i * 4, r);
+				continue;
+			}
+			for (uint32_t j = 0; j < 4; j++)
+				if (slot + j % 2 * 8 < pl.cnt)
+					store2(a, pl.m0 + slot + j % 2 * 8, n +
+					    j / 2 * 8 + lane % 4 * 2,
+					    v[2 * j], v[2 * j + 1]);
+		}
+}
+
+/*
+ * BY_SLOT: a warpgroup has 64 slots and 128 rows of gate and of up, or 2 * 128
+ * of down. Thread's sums: slots lane / 4 and 8 on, of every eight columns two.
+ */
+template <class S, bool GLU>
+__device__ inline void
+compute_slots(const work &a, const place &pl, uint32_t buf, uint32_t xs,
+    uint32_t bars, float *sc)
+{
+	uint32_t lane = threadIdx.x % 32, n = pl.s1 - pl.s0;
+	uint32_t t = threadIdx.x / 32 * 16 + lane / 4;	/* its first slot */
+	bool mine = threadIdx.x / 128 * 64 < pl.cnt;
+	float p[64], q[64], d[64] = {};
+	ring<S::RING> r;
+
+#pragma unroll
+	for (int i = 0; i < 64; i++)
+		p[i] = q[i] = 0;
+	load_scales<S, GLU>(a, pl, sc);
+	for (uint32_t i = 0; i < n; i++, r.next()) {
+		uint32_t full = bars + r.s * 16, at = buf + r.s * S::STAGE;
+		uint32_t x = at + S::W + threadIdx.x / 128 * 64 * 128;
+		uint32_t scales = xs + (r.s * S::TILE + t) * 4;
+
+		mbar_wait(full, r.turn & 1);
+		fence_async();		/* x came by ordinary copies */
+		if (mine) {
+			float lo, hi, w;
+
+			wg_pin(d);
+			wg_fence();
+			start8<128>(d, x, at);
+			lo = ldsf(scales);
+			hi = ldsf(scales + 32);
+			w = sc[i];
+			wg_wait<0>();
+			add_scaled2(p, d, lo * w, hi * w);
+			wg_pin(d);
+			wg_fence();
+			start8<128>(d, x, at + S::WG * BOX);
+			w = sc[MAX_SCALES + i];
+			wg_wait<0>();
+			add_scaled2(q, d, lo * w, hi * w);
+		}
+		__syncwarp();
+		if (lane == 0)
+			mbar_arrive(full + 8);
+	}
+	bar_sync(1, S::WORK);	/* nobody multiplies any more */
+	if (t / 16 * 16 < pl.cnt)	/* a warp has 16 slots */
+		put_slots<GLU>(a, pl, buf, p, q);
+	if (a.turn)
+		write_turned<S, GLU>(a, pl, buf);
 }
 
 template <class S, bool GLU>
@@ -546,6 +741,8 @@ expert_kernel(const __grid_constant__ CUtensorMap m0,
 		else if (S::TILE > 16 && p.cnt <= S::TILE / 2)
 			compute<S, GLU, S::TILE == 16 ? 16 :
 			    S::TILE / 2>(a, p, buf, xs, bars, sc);
+		else if constexpr (S::BY_SLOT)
+			compute_slots<S, GLU>(a, p, buf, xs, bars, sc);
 		else
 			compute<S, GLU, S::TILE>(a, p, buf, xs, bars, sc);
 	}
@@ -645,6 +842,13 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	a.y = g->y;
 	a.turn = a.y16 != NULL && a.n % 8 == 0 && a.y_ld % 8 == 0 &&
 	    (uintptr_t)a.y16 % 16 == 0;
+	if (g->y8.code != NULL) {
+		if (!GLU || S::WG != 2 || g->n % 128 != 0 || g->y_ld != 0)
+			return -EINVAL;
+		a.y8 = g->y8;
+		a.m4 = dcpg_rows4(g->rows * g->each);
+		a.turn = true;
+	}
 	a.n_tiles = (g->n + rows - 1) / rows;
 	a.early = g->early;
 	a.split = S::WG > 1 ? 1 : g->split;
@@ -772,8 +976,9 @@ dcpg_experts(const struct dcpg_experts *g, void *stream)
 
 	if (g->shape == 0 && i == 0 && g->fp8 && g->w2 == NULL && g->tile_e)
 		i = 3;
-	if (i >= SHAPES || g->rows == 0 || (g->y == NULL) == (g->y16 == NULL) ||
-	    (g->w2 != NULL && g->y16 == NULL) || g->split > 8)
+	if (i >= SHAPES || g->rows == 0 || (g->y != NULL) + (g->y16 != NULL) +
+	    (g->y8.code != NULL) != 1 || (g->w2 != NULL && g->y != NULL) ||
+	    (g->int4 && g->y8.code != NULL) || g->split > 8)
 		return -EINVAL;
 	if (g->int4)
 		return experts4_run(g, (cudaStream_t)stream);

@@ -251,13 +251,15 @@ many(const dcpk_ctx *c, const dcpg_layer *l)
 	return c->rows > 64 && c->s.model.hidden % 8 == 0 && !l->e_down4;
 }
 
-/* a16 = silu(h gate) * (h up), ey = a16 down: by slot. */
+/* a16 or e8 = silu(h gate) * (h up), ey = that times down: by slot. */
 static int
 fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, uint32_t tile)
 {
 	const dcpk_model *m = &c->s.model;
 	struct dcpg_experts a = {};
 	uint32_t slots = c->rows * m->experts_tok;
+	/* the first product writes what the second reads */
+	bool at_once = l->e_down8 && !l->e_gate4 && tile == 128;
 	int rc;
 
 	a.x = l->e_gate4 ? (const void *)r->h4 : r->h;
@@ -282,12 +284,18 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, uint32_t tile)
 	a.tile = tile;
 	a.x_unit = l->e_unit[0];
 	a.y_unit = l->e_down4 ? l->e_unit[1] : 0;
-	a.y16 = r->a16;
+	if (at_once)
+		a.y8 = r->e8;
+	else
+		a.y16 = r->a16;
 	rc = dcpg_experts(&a, r->st);
+	a.y8.code = NULL;
 	a.x = r->a16;
 	a.x_scale = NULL;
 	if (l->e_down8) {
-		rc |= dcpg_quantise(r, r->a16, slots, l->e_slice, &r->e8);
+		if (!at_once)
+			rc |= dcpg_quantise(r, r->a16, slots, l->e_slice,
+			    &r->e8);
 		a.x = r->e8.code;
 		a.x_scale = r->e8.scale;
 		a.x_scale_ld = dcpg_rows4(slots);

@@ -104,7 +104,7 @@ put_codes(const struct dcpg_codes &y, uint32_t m, uint32_t k, uint32_t row,
 	float2 a = __bfloat1622float2(x.a), b = __bfloat1622float2(x.b);
 	float4 v = make_float4(a.x, a.y, b.x, b.y);
 	float s = code_scale(warp_max(max4(v)), y.pow2);
-	uint32_t codes = e4m3x4(v, s), m4 = dcpg_rows4(m);
+	uint32_t codes = codes4(v, s), m4 = dcpg_rows4(m);
 	uint32_t end = row + 1 == m ? m4 : row + 1;
 
 	for (; row < end; row++, codes = 0, s = code_scale(0, y.pow2)) {

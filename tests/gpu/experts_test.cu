@@ -339,6 +339,41 @@ run_experts(struct dcpg_experts a, Buf<uint8_t> &out)
 	return out.get();
 }
 
+/* The codes that a launch with y8 writes are those of the bf16 that one with
+ * y16 wrote: y. */
+static bool
+codes_alike(struct dcpg_experts a, const std::vector<uint8_t> &y, bool pow2)
+{
+	const uint16_t *v = (const uint16_t *)y.data();
+	uint32_t slots = a.rows * a.each, m4 = (slots + 3) / 4 * 4;
+	Buf<uint8_t> code((size_t)m4 * a.n);
+	Buf<float> scale((size_t)a.n / 128 * m4);
+	bool ok = true;
+
+	code.poison();
+	scale.poison();
+	a.y16 = nullptr;
+	a.y8 = { code.d, scale.d, pow2 };
+	CALL(dcpg_experts(&a, STREAM));
+	CHECK(cudaDeviceSynchronize());
+	std::vector<uint8_t> got = code.get();
+	std::vector<float> sc = scale.get();
+	for (size_t i = 0; i < slots; i++)
+		for (uint32_t j = 0; j < a.n; j += 128) {
+			const uint16_t *x = v + i * a.n + j;
+			float top = 0, s = sc[(size_t)(j / 128) * m4 + i];
+
+			for (uint32_t k = 0; k < 128; k++)
+				top = fmaxf(top, fabsf((float)from_bf16(x[k])));
+			ok &= s == (pow2 ? exp2f(ceilf(log2f(fmaxf(top, 1e-4f) /
+			    448.0f))) : top / 448.0f);
+			for (uint32_t k = 0; k < 128; k++)
+				ok &= got[i * a.n + j + k] == (s > 0 ?
+				    to_e4m3((float)from_bf16(x[k]) / s) : 0);
+		}
+	return ok;
+}
+
 static void
 experts_case(const ExpertCase &c, uint64_t salt)
 {
@@ -418,15 +453,18 @@ experts_case(const ExpertCase &c, uint64_t salt)
 	}
 	/* 14 bits of a sum over 128 columns in e4m3; bf16 where y is */
 	double tol = y16 ? 4e-3 : c.fp8 ? 4e-4 : 2e-5;
-	bool good = s.good(c.each, c.E);
+	bool good = s.good(c.each, c.E), codes = true;
+	if (c.glu && s.tile == 128 && c.n % 128 == 0)
+		codes = codes_alike(a, y, false) && codes_alike(a, y, true);
 	char what[240];
 	snprintf(what, sizeof what, "experts %s %s rows=%u each=%u experts=%u "
 	    "n=%u k=%u shape=%u split=%u early=%d hot=%u ld=%u: rel %.2e worst "
-	    "slot %.2e%s%s", c.fp8 ? "e4m3" : "bf16", c.glu ? "gate+up" : "down",
+	    "slot %.2e%s%s%s", c.fp8 ? "e4m3" : "bf16", c.glu ? "gate+up" : "down",
 	    c.rows, c.each, c.E, c.n, c.k, c.shape, c.split, c.early, c.hot,
 	    c.y_ld, sqrt(e2 / n2), worst, good ? "" : " SLOTS WRONG",
-	    clean ? "" : " WRITTEN BESIDE");
-	verdict(sqrt(e2 / n2) < tol && worst < 3 * tol && good && clean, what);
+	    clean ? "" : " WRITTEN BESIDE", codes ? "" : " CODES DIFFER");
+	verdict(sqrt(e2 / n2) < tol && worst < 3 * tol && good && clean &&
+	    codes, what);
 }
 
 /* --- int4 ---------------------------------------------------------------- */
@@ -702,6 +740,8 @@ experts_tests(void)
 			c.k = c.fp8 ? 640 : 456;
 			CASE(experts_case(c, salt));
 			c.y16 = true;
+			CASE(experts_case(c, salt));
+			c.n = c.glu ? 256 : 400;	/* codes; whole blocks of rows */
 			CASE(experts_case(c, salt));
 			c.hot = 0;
 			c.E = 60;
