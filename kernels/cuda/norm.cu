@@ -91,6 +91,23 @@ cluster_sum(float v)
 	return warp_sum(s);
 }
 
+/* Four columns of a row of `rows`, in all its forms. */
+__device__ static inline void
+put_normed(const norm_args &a, uint32_t rows, uint32_t j, uint32_t at, float s,
+    float4 v, float4 w)
+{
+	w = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
+	    v.w * s * w.w);
+	((bf16x4 *)(a.h + (size_t)j * a.n))[at] = bf16_of(w);
+	if (a.h8.code)
+		put_codes(a.h8, rows, a.n, j, at, bf16_of(w));
+	if (a.hf)
+		((float4 *)(a.hf + (size_t)j * a.n))[at] = w;
+	if (a.h4)
+		((uint32_t *)(a.h4 + (size_t)j * a.n))[at] = e4m3x4(w,
+		    a.h4_unit);
+}
+
 /*
  * A cluster a row, four columns a thread:
  *   x[i] += sum over ranks of y[i]
@@ -129,23 +146,70 @@ sum_norm(const __grid_constant__ norm_args a)
 		dcpg::cluster_wait();
 		s = cluster_sum(dot4(v));
 		s = rsqrtf(s / (float)a.n + a.eps);
-		w = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
-		    v.w * s * w.w);
 		if (mine)
-			((bf16x4 *)(a.h + (size_t)j * a.n))[at] = bf16_of(w);
-		if (mine && a.h8.code)
-			put_codes(a.h8, gridDim.x / SHARE, a.n, j, at,
-			    bf16_of(w));
-		if (mine && a.hf)
-			((float4 *)(a.hf + (size_t)j * a.n))[at] = w;
-		if (mine && a.h4)
-			((uint32_t *)(a.h4 + (size_t)j * a.n))[at] =
-			    e4m3x4(w, a.h4_unit);
+			put_normed(a, gridDim.x / SHARE, j, at, s, v, w);
 	}
 	if (mine && a.T != 0)
 		*x = v;
 	if (a.T != 0)
 		dcpg::meet_out(a.peer, gridDim.x);
+}
+
+/*
+ * The same of many rows whose partials are one rank's, a block a row: nothing
+ * waits for a cluster, and all of a row is under way at once.
+ */
+enum { MANY_THREADS = 256, MANY_EACH = 8 };	/* float4 of a thread */
+
+__global__ void __launch_bounds__(MANY_THREADS)
+sum_norm_many(const __grid_constant__ norm_args a)
+{
+	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j, n4 = a.n / 4;
+	float4 *x = (float4 *)(a.x + (size_t)i * a.n), v[MANY_EACH];
+	float s = 0;
+
+	dcpg::launch_wait();
+	dcpg::launch_next();
+#pragma unroll
+	for (uint32_t k = 0; k < MANY_EACH; k++) {
+		uint32_t at = k * MANY_THREADS + threadIdx.x;
+
+		v[k] = at < n4 ? x[at] : make_float4(0, 0, 0, 0);
+	}
+	if (a.T != 0) {
+		const float4 *y = (const float4 *)a.y.p[0] + (size_t)i * n4;
+		float4 p[MANY_EACH];
+
+#pragma unroll
+		for (uint32_t k = 0; k < MANY_EACH; k++) {
+			uint32_t at = k * MANY_THREADS + threadIdx.x;
+
+			p[k] = at < n4 ? __ldcg(y + at) :
+			    make_float4(0, 0, 0, 0);
+		}
+#pragma unroll
+		for (uint32_t k = 0; k < MANY_EACH; k++) {
+			uint32_t at = k * MANY_THREADS + threadIdx.x;
+
+			v[k] = v[k] + p[k];
+			if (at < n4)
+				x[at] = v[k];
+		}
+	}
+	if (a.w == NULL)
+		return;
+#pragma unroll
+	for (uint32_t k = 0; k < MANY_EACH; k++)
+		s += dot4(v[k]);
+	s = rsqrtf(block_sum(s) / (float)a.n + a.eps);
+#pragma unroll
+	for (uint32_t k = 0; k < MANY_EACH; k++) {
+		uint32_t at = k * MANY_THREADS + threadIdx.x;
+
+		if (at < n4)
+			put_normed(a, gridDim.x, j, at, s, v[k],
+			    ((const float4 *)a.w)[at]);
+	}
 }
 
 /* On the device before a peer spins in it there, as dcpg_peer_init's. */
@@ -166,6 +230,11 @@ launch(dcpg_rank *r, const norm_args *a, uint32_t rows)
 	if (rows == 0)
 		return 0;
 	cudaSetDevice(r->dev);
+	if (rows > 64 && a->T <= 1 && a->peer.world == 0 &&
+	    a->owner == NULL && a->samples == NULL &&
+	    a->n <= MANY_THREADS * MANY_EACH * 4)
+		return dcpg_launch_early("sum_norm_many", sum_norm_many, rows,
+		    MANY_THREADS, r->st, *a);
 	return dcpg_launch_early("sum_norm", sum_norm, rows * SHARE, per, r->st,
 	    *a);
 }

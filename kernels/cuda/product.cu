@@ -77,17 +77,24 @@ block_scales(const found *f, const void *ws, const void *xs)
 	scale_pointers(f, ws, xs);
 }
 
-/* Four columns of a row a thread. */
+/* Four columns of a row a thread, four times. */
 __global__ void __launch_bounds__(256)
 quantise_rows(const bf16 *x, uint32_t m, uint32_t k, struct dcpg_codes y)
 {
-	uint32_t row = blockIdx.x, q = blockIdx.y * 256 + threadIdx.x;
+	uint32_t row = blockIdx.x, q = blockIdx.y * 1024 + threadIdx.x;
+	const bf16x4 *from = (const bf16x4 *)(x + (size_t)row * k);
+	bf16x4 v[4];
 
 	dcpg::launch_wait();
 	dcpg::launch_next();
-	if (q < k / 4)
-		put_codes(y, m, k, row, q,
-		    ((const bf16x4 *)(x + (size_t)row * k))[q]);
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++)
+		if (q + i * 256 < k / 4)
+			v[i] = from[q + i * 256];
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++)
+		if (q + i * 256 < k / 4)
+			put_codes(y, m, k, row, q + i * 256, v[i]);
 }
 
 /*
@@ -203,7 +210,7 @@ dcpg_quantise(dcpg_rank *r, const bf16 *x, uint32_t m, uint32_t k,
     const struct dcpg_codes *y)
 {
 	return m == 0 ? 0 : dcpg_launch_early("quantise_rows", quantise_rows,
-	    dim3(m, (k / 4 + 255) / 256), 256, r->st, x, m, k, *y);
+	    dim3(m, (k / 4 + 1023) / 1024), 256, r->st, x, m, k, *y);
 }
 
 /*
