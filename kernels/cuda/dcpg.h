@@ -369,7 +369,8 @@ struct dcpg_window {	/* of a rank's row: what it offers */
 #define DCPG_WINDOW_N(word) ((uint32_t)((word) >> 37))
 
 struct dcpg_select {
-	const float *score;	/* [rows][stride] */
+	const float *score;	/* [rows][stride], aligned to 16 bytes; stride a
+				   multiple of 4 */
 	const uint32_t *hist;	/* [rows][DCPG_BINS] */
 	const uint32_t *table, *table_at, *len;	/* as for the scores; table
 				   NULL: the list holds the keys j themselves */

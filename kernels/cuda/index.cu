@@ -4,16 +4,18 @@
  *
  * The keys of all query rows are cut into tiles of 64, and one block an SM has
  * its even share of the tiles, maybe of several rows. Four warps bring them:
- * whole pages and their scales by bulk copies, up to 12 tiles ahead (20 are
+ * whole pages and their scales by bulk copies, up to 8 tiles ahead (12 are
  * slower); a tile is due every 400 cycles, too often for one warp. Four
  * warpgroups take the tiles in turn, as the long side of an fp8 product with
  * all heads: a thread reads 32 bytes of two keys, the product takes them from
  * its registers, and q is permuted in shared memory to match, so that rows need
- * no swizzle. A tile's place is free again as soon as it has been read. At the
- * end of a row its histogram goes to memory.
+ * no swizzle. A tile's place is free again when its product has been made. At
+ * the end of a row its histogram goes to memory.
  *
- * Shared memory: 12 tiles 102 KB, q 8 KB (64 heads), histogram 8 KB. Bytes that
- * must move: 132 per key and query row, 4 per score out.
+ * While the kernel before still runs, the first tiles are fetched into the L2.
+ *
+ * Shared memory: 8 tiles 66 KB, q of two rows 16 KB (64 heads), two histograms
+ * 16 KB. Bytes that must move: 132 per key and query row, 4 per score out.
  */
 #include <cuda_runtime.h>
 #include <errno.h>
@@ -31,38 +33,49 @@ constexpr uint32_t WORK = WGS * 128;	/* computing threads */
 constexpr uint32_t BRING = 4;		/* warps that bring tiles */
 constexpr uint32_t THREADS = WORK + BRING * 32;
 constexpr uint32_t SMS = 132;		/* an H200's */
-constexpr uint32_t RING = 12;		/* a multiple of WGS */
+constexpr int AHEAD = 2;		/* tiles of one that are looked up */
+/* What they take in a round: a place is always the same warp's, which so cannot
+ * be two rounds ahead of those who read. */
+constexpr uint32_t RING = BRING * AHEAD;
 
 /* --- scores -------------------------------------------------------------- */
 
 template <int H>
 struct Shared {
 	uint8_t tile[RING][TILE * 128];
-	uint8_t q[H * 128];		/* aligned to 1024 bytes */
-	float scale[2 * RING][TILE];
-	float w[H];
-	uint32_t hist[DCPG_BINS];
+	/* of the row at hand and the next, or the one before */
+	uint8_t q[2][H * 128];		/* aligned to 1024 bytes */
+	float scale[RING][TILE];
+	float w[2][H];
+	uint32_t hist[2][DCPG_BINS];
 	uint64_t full[RING], empty[RING];
 };
 
 /*
- * q as the B operand: [heads][128 bytes], swizzled, dimensions permuted. Thread
- * c of a key reads its 16-byte chunks c and 4 + c, eight words; the product's
- * step s takes words 2s and 2s + 1: their bytes i stand at the step's places
- * 4c + i and 16 + 4c + i.
+ * Begins to copy a row's q and w. q as the B operand: [heads][128 bytes],
+ * swizzled, dimensions permuted. Thread c of a key reads its 16-byte chunks c
+ * and 4 + c, eight words; the product's step s takes words 2s and 2s + 1: their
+ * bytes i stand at the step's places 4c + i and 16 + 4c + i.
  */
 template <int H>
 __device__ inline void
-load_q8(const uint8_t *q8, uint32_t at)
+fetch_row(Shared<H> &s, const struct dcpg_index_score &g, uint32_t row,
+    uint32_t half)
 {
+	const uint32_t *q8 = (const uint32_t *)(g.q8 + (size_t)row * H * 128);
+	uint32_t at = smem_addr(s.q[half]);
+
+#pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < H * 32; i += WORK) {
 		uint32_t h = i / 32, word = i % 32, c = word / 4 % 4;
 		uint32_t n = word / 16 * 4 + word % 4;	/* of the thread's 8 */
 		uint32_t chunk = n ^ h % 8;
 
-		sts32(at + h * 128 + chunk * 16 + 4 * c,
-		    ((const uint32_t *)q8)[i]);
+		copy4(at + h * 128 + chunk * 16 + 4 * c, q8 + i);
 	}
+	if (threadIdx.x < H)
+		copy4(smem_addr(&s.w[half][threadIdx.x]),
+		    g.w + (size_t)row * H + threadIdx.x);
 }
 
 __host__ __device__ inline uint32_t
@@ -83,66 +96,17 @@ struct Place {
 	const uint32_t *table;
 };
 
-/* Rows of a warp at a time, as many of each lane, so that nothing waits for one
- * load after another. */
-constexpr uint32_t SOME = 4;
-
-struct Rows {
-	uint32_t len[SOME], at[SOME];	/* keys, where the pages begin */
-	uint32_t tiles;			/* of all SOME */
-};
-
-/* The lane's of the 128 rows from `row` on. */
-__device__ inline Rows
-lane_rows(const struct dcpg_index_score &g, uint32_t row)
-{
-	Rows x;
-
-	x.tiles = 0;
-	row += threadIdx.x % 32 * SOME;
-#pragma unroll
-	for (uint32_t k = 0; k < SOME; k++) {
-		uint32_t r = min(row + k, g.rows - 1), n = g.len[r];
-
-		x.len[k] = row + k < g.rows ? n : 0;
-		x.at[k] = g.table_at[r];
-		x.tiles += tiles_of(x.len[k]);
-	}
-	return x;
-}
-
-/* Which of a lane's rows the block begins in, `sum` tiles being before them:
- * its number; it becomes x's first. */
-__device__ inline uint32_t
-lane_row(Rows &x, uint32_t &sum, uint32_t begin)
-{
-	uint32_t k = 0;
-
-#pragma unroll
-	for (uint32_t j = 1; j < SOME; j++) {
-		uint32_t n = tiles_of(x.len[0]);
-
-		if (k != j - 1 || sum + n > begin)
-			continue;
-		sum += n;
-		k = j;
-		x.len[0] = x.len[j];
-		x.at[0] = x.at[j];
-	}
-	return k;
-}
-
 /* Where a block begins. */
 __device__ inline Place
 block_place(const struct dcpg_index_score &g)
 {
-	uint32_t lane = threadIdx.x % 32, b = blockIdx.x, row = 0, sum = 0;
-	Rows x = lane_rows(g, 0);
-	uint32_t all = x.tiles, each, upto, i, k;
+	uint32_t lane = threadIdx.x % 32, b = blockIdx.x, row = 0, sum = 0, i;
+	uint32_t r = min(lane, g.rows - 1), at = g.table_at[r], len = g.len[r];
+	uint32_t n = lane < g.rows ? tiles_of(len) : 0, all = n, each, upto;
 	Place p;
 
 #pragma unroll 4
-	for (uint32_t r = 32 * SOME + lane; r < g.rows; r += 32)
+	for (r = lane + 32; r < g.rows; r += 32)
 		all += tiles_of(g.len[r]);
 	all = __reduce_add_sync(~0u, all);
 	each = all / gridDim.x;
@@ -151,43 +115,50 @@ block_place(const struct dcpg_index_score &g)
 	uint32_t begin = b * each + min(b, all);
 
 	p.end = each + (b < all);
-	for (;;) {		/* 128 rows at a time, until they reach beyond */
-		uint32_t some = __reduce_add_sync(~0u, x.tiles);
+	for (;;) {		/* 32 rows at a time, until they reach beyond */
+		uint32_t some = __reduce_add_sync(~0u, n);
 
-		if (sum + some > begin || row + 32 * SOME >= g.rows)
+		if (sum + some > begin || row + 32 >= g.rows)
 			break;
 		sum += some;
-		row += 32 * SOME;
-		x = lane_rows(g, row);
+		row += 32;
+		r = min(row + lane, g.rows - 1);
+		at = g.table_at[r];
+		len = g.len[r];
+		n = row + lane < g.rows ? tiles_of(len) : 0;
 	}
-	upto = x.tiles;
+	upto = n;
 #pragma unroll
-	for (int n = 1; n < 32; n *= 2) {
-		uint32_t y = __shfl_up_sync(~0u, upto, n);
+	for (int k = 1; k < 32; k *= 2) {
+		uint32_t y = __shfl_up_sync(~0u, upto, k);
 
-		upto += lane >= n ? y : 0;
+		upto += lane >= k ? y : 0;
 	}
 	i = __popc(__ballot_sync(~0u, sum + upto <= begin)) % 32;
-	sum += upto - x.tiles;
-	k = lane_row(x, sum, begin);
-	p.row = row + i * SOME + __shfl_sync(~0u, k, i);
-	p.len = __shfl_sync(~0u, x.len[0], i);
-	p.table = g.table + __shfl_sync(~0u, x.at[0], i);
-	p.first = (int)(__shfl_sync(~0u, sum, i) - begin);
-	p.last = p.first + (int)tiles_of(p.len);
+	p.row = row + i;
+	p.len = __shfl_sync(~0u, len, i);
+	p.table = g.table + __shfl_sync(~0u, at, i);
+	p.last = (int)(sum + __shfl_sync(~0u, upto, i) - begin);
+	p.first = p.last - (int)__shfl_sync(~0u, n, i);
 	return p;
+}
+
+/* On to the next row, of len keys. */
+__device__ inline void
+next_row(Place &p, const struct dcpg_index_score &g, uint32_t len)
+{
+	p.len = len;
+	p.table = g.table + g.table_at[++p.row];
+	p.first = p.last;
+	p.last += tiles_of(len);
 }
 
 /* On to the row of tile t < end. */
 __device__ inline void
 move_to(Place &p, const struct dcpg_index_score &g, int t)
 {
-	while (t >= p.last) {
-		p.len = g.len[++p.row];
-		p.table = g.table + g.table_at[p.row];
-		p.first = p.last;
-		p.last += tiles_of(p.len);
-	}
+	while (t >= p.last)
+		next_row(p, g, g.len[p.row + 1]);
 }
 
 /* What a lane needs to know of a tile to bring it: the pages of its keys `lane`
@@ -217,13 +188,33 @@ look_up(Place &p, const struct dcpg_index_score &g, int t)
 	return r;
 }
 
+/* A tile's keys and scales into the L2: that needs nothing of the kernel before,
+ * not even that keys are written. */
+__device__ inline void
+prefetch(const struct dcpg_index_score &g, const Tile &x)
+{
+	uint32_t lane = threadIdx.x % 32, low = g.page_rows - 1;
+	uint32_t lg = __ffs(g.page_rows) - 1;
+
+#pragma unroll
+	for (uint32_t v = 0; v < 2; v++) {
+		uint32_t k = lane + 32 * v;
+		size_t row = (size_t)x.page[v] << lg;
+
+		if (k >= x.n || (k & low) != 0)
+			continue;
+		bulk_prefetch_once(g.keys + row * 128, g.page_rows * 128);
+		if (low >= 3)
+			bulk_prefetch_once(g.kscale + row, g.page_rows * 4);
+	}
+}
+
 /* What the bringing warps do; each takes every fourth group of tiles. A lane
  * sees to two keys of a tile; where one begins a page, it copies the page. */
 template <int H>
 __device__ inline void
 bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 {
-	constexpr int AHEAD = 2;	/* tiles whose pages are looked up */
 	uint32_t lane = threadIdx.x % 32, low = g.page_rows - 1;
 	uint32_t lg = __ffs(g.page_rows) - 1;
 	int mine = (threadIdx.x - WORK) / 32 * AHEAD;
@@ -240,6 +231,9 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 			next[u] = look_up(p, g, t0 + BRING * AHEAD + u);
 		}
 		if (!waited) {
+#pragma unroll
+			for (int u = 0; u < AHEAD; u++)
+				prefetch(g, now[u]);
 			launch_wait();
 			waited = true;
 		}
@@ -263,13 +257,12 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 				uint32_t k = lane + 32 * v;
 				uint32_t row = (now[u].page[v] << lg) +
 				    (k & low);
-				uint32_t to = smem_addr(&s.scale[t %
-				    (2 * RING)][k]);
+				uint32_t to = smem_addr(&s.scale[i][k]);
 
 				if (k >= n)
 					continue;
 				if ((k & low) == 0) {
-					bulk_load(dst + k * 128, g.keys +
+					bulk_load_once(dst + k * 128, g.keys +
 					    (size_t)row * 128,
 					    g.page_rows * 128, bar);
 					if (low >= 3)
@@ -287,19 +280,19 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 	}
 }
 
-/* 64 keys of one tile: r becomes their A operand. */
+/* 64 keys of one tile: r becomes their A operand. The scale of the one that the
+ * lane will finish. */
 template <int H>
-__device__ inline void
-read_tile(uint32_t (&r)[16], float (&ks)[2], const Shared<H> &s, uint32_t t,
-    uint32_t at, uint32_t c)
+__device__ inline float
+read_tile(uint32_t (&r)[16], Shared<H> &s, uint32_t i, uint32_t at, uint32_t c)
 {
+	float ks = s.scale[i][at + c % 2 * 8];
+
 #pragma unroll
 	for (int u = 0; u < 2; u++) {
-		uint32_t p = smem_addr(s.tile[t % RING]) + (at + 8 * u) * 128 +
-		    16 * c;
+		uint32_t p = smem_addr(s.tile[i]) + (at + 8 * u) * 128 + 16 * c;
 		uint4 a = lds128(p), b = lds128(p + 64);
 
-		ks[u] = s.scale[t % (2 * RING)][at + 8 * u];
 		r[0 + u] = a.x;
 		r[2 + u] = a.y;
 		r[4 + u] = a.z;
@@ -309,27 +302,32 @@ read_tile(uint32_t (&r)[16], float (&ks)[2], const Shared<H> &s, uint32_t t,
 		r[12 + u] = b.z;
 		r[14 + u] = b.w;
 	}
+	return ks;
 }
+
+/* Of a description the upper half, which no address changes. */
+constexpr uint64_t DESC_HIGH = (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 
 /* A warpgroup's tiles t .. end - 1 of the row at p. */
 template <int H>
 __device__ inline void
 work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
-    int end)
+    int end, uint32_t half)
 {
 	uint32_t lane = threadIdx.x % 32, c = lane % 4;
 	uint32_t at = threadIdx.x / 32 % 4 * 16 + lane / 4;
-	uint64_t desc = desc128(smem_addr(s.q));
+	uint32_t desc = (uint32_t)desc128(smem_addr(s.q[half]));
+	uint32_t w = smem_addr(s.w[half] + 2 * c), *hist = s.hist[half];
 	float *score = g.score + (size_t)p.row * g.stride;
 	float d[H / 2];
 	uint32_t r[16];
 
 	for (; t < end; t += WGS) {
 		uint32_t i = t % RING, key = (t - p.first) * TILE + at;
-		float sum[2] = { 0, 0 }, ks[2];
+		float sum[2] = { 0, 0 }, ks;
 
 		mbar_wait(smem_addr(&s.full[i]), (t / RING) & 1);
-		read_tile<H>(r, ks, s, t, at, c);
+		ks = read_tile<H>(r, s, i, at, c);
 		wg_ready<16>(r);
 #pragma unroll
 		for (int j = 0; j < H / 2; j++)
@@ -338,21 +336,20 @@ work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
 		wg_fence();
 #pragma unroll
 		for (int k = 0; k < 4; k++)
-			Mma8<H>::run(d, r + 4 * k, desc + 2 * k, k > 0);
+			Mma8<H>::run(d, r + 4 * k, DESC_HIGH | (desc + 2 * k),
+			    k > 0);
 		wg_commit();
-		/* An arrival waits for no read that is under way: right after
-		 * the reads it let the next tile come too early, about one of
-		 * 10^7. The products have r, so its reads have ended; scales
-		 * are not overwritten before this warpgroup's third next tile,
-		 * and this one's are used by then. */
+		wg_wait<0>();
+		wg_pin(d);
+		/* Not before the product, which began behind all that is read,
+		 * has ended: an arrival does not wait for reads, and the next
+		 * tile would overtake them, about one of 10^7. */
 		__syncwarp();
 		if (lane == 0)
 			mbar_arrive(smem_addr(&s.empty[i]));
-		wg_wait<0>();
-		wg_pin(d);
 #pragma unroll
 		for (int j = 0; j < H / 8; j++) {
-			uint2 x = lds64(smem_addr(s.w + 8 * j + 2 * c));
+			uint2 x = lds64(w + 32 * j);
 
 #pragma unroll
 			for (int u = 0; u < 2; u++) {
@@ -369,42 +366,72 @@ work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
 		}
 		/* Lanes c = 0 and 1 finish one key each. */
 		if (c < 2 && key + 8 * c < p.len) {
-			float x = c == 0 ? sum[0] * ks[0] : sum[1] * ks[1];
+			float x = (c == 0 ? sum[0] : sum[1]) * ks;
 
 			score[key + 8 * c] = x;
 			if (g.hist != NULL)
-				atomicAdd(&s.hist[score_digit(x)], 1);
+				atomicAdd(&hist[score_digit(x)], 1);
 		}
 	}
 }
 
-/* The computing warpgroups, row by row. */
+/* A row's histogram to memory; its place is empty again. */
+template <int H>
+__device__ inline void
+flush(Shared<H> &s, const struct dcpg_index_score &g, uint32_t row,
+    uint32_t half)
+{
+	uint32_t *hist = s.hist[half];
+
+	if (g.hist == NULL)
+		return;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += WORK)
+		if (hist[i] != 0) {
+			atomicAdd(&g.hist[row * DCPG_BINS + i], hist[i]);
+			hist[i] = 0;
+		}
+}
+
+/*
+ * The computing warpgroups, row by row. q of the next row is on its way while
+ * one is worked on, the length of the one behind it too, and the histogram of
+ * the last goes to memory when others work already: a row's end must not keep
+ * the tiles waiting.
+ */
 template <int H>
 __device__ inline void
 compute(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 {
-	int wg = threadIdx.x / 128;
+	uint32_t wg = threadIdx.x / 128, half = 0, done = p.row, len;
+	int end;
 
-	for (int t = 0; t < p.end; t = p.last) {
-		move_to(p, g, t);
-		load_q8<H>(g.q8 + (size_t)p.row * H * 128, smem_addr(s.q));
-		if (threadIdx.x < H)
-			s.w[threadIdx.x] = g.w[(size_t)p.row * H + threadIdx.x];
+	if (p.end == 0)
+		return;
+	fetch_row(s, g, p.row, half);
+	len = g.len[min(p.row + 1, g.rows - 1)];
+	for (int t = 0; t < p.end; t = end, half ^= 1) {
+		Place next = p;
+
+		end = min(p.last, p.end);
+		copies_wait();
 		fence_async();
 		bar_sync(1, WORK);
+		if (end < p.end) {
+			next_row(next, g, len);
+			move_to(next, g, end);
+			fetch_row(s, g, next.row, half ^ 1);
+			len = g.len[min(next.row + 1, g.rows - 1)];
+		}
+		if (t > 0)
+			flush(s, g, done, half ^ 1);
 		/* Tile t is warpgroup t % WGS's. */
-		work<H>(s, g, p, t + ((wg - t) & (WGS - 1)),
-		    min(p.last, p.end));
-		bar_sync(1, WORK);
-		if (g.hist == NULL)
-			continue;
-		for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += WORK)
-			if (s.hist[i] != 0) {
-				atomicAdd(&g.hist[p.row * DCPG_BINS + i],
-				    s.hist[i]);
-				s.hist[i] = 0;
-			}
+		work<H>(s, g, p, t + ((wg - t) & (WGS - 1)), end, half);
+		done = p.row;
+		p = next;
 	}
+	bar_sync(1, WORK);
+	flush(s, g, done, half ^ 1);
 }
 
 /* 80 registers leave room for a block of the selection. */
@@ -413,7 +440,7 @@ __global__ void __maxnreg__(80)
 score_kernel(const struct dcpg_index_score g)
 {
 	extern __shared__ __align__(1024) uint8_t mem[];
-	Shared<H> &s = *(Shared<H> *)mem;
+	Shared<H> &s = *at_shared<Shared<H>>(smem_addr(mem));
 	Place p = block_place(g);
 
 	if (threadIdx.x < RING) {
@@ -423,7 +450,7 @@ score_kernel(const struct dcpg_index_score g)
 	}
 	fence_async();
 	for (uint32_t i = threadIdx.x; i < DCPG_BINS; i += THREADS)
-		s.hist[i] = 0;
+		s.hist[0][i] = s.hist[1][i] = 0;
 	__syncthreads();
 	if (threadIdx.x >= WORK) {
 		bring<H>(s, g, p);

@@ -188,6 +188,34 @@ bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 	    :: "r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 
+/* Of what is not read again soon: first to leave the L2. */
+__device__ inline uint64_t
+policy_once(void)
+{
+	uint64_t p;
+
+	asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+	return p;
+}
+
+__device__ inline void
+bulk_load_once(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier"
+	    "::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+	    :: "r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy_once())
+	    : "memory");
+}
+
+/* The same into the L2 alone. */
+__device__ inline void
+bulk_prefetch_once(const void *src, uint32_t bytes)
+{
+	asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint "
+	    "[%0], %1, %2;" :: "l"(src), "r"(bytes), "l"(policy_once())
+	    : "memory");
+}
+
 /* The same into every block of the cluster that `blocks` has the bit of, at the
  * same place of each; the bytes count on each one's own bar. */
 __device__ inline void
@@ -223,6 +251,13 @@ copy4(uint32_t dst, const void *src)
 {
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
 	    :: "r"(dst), "l"(src) : "memory");
+}
+
+/* What this thread copied so is there. */
+__device__ inline void
+copies_wait(void)
+{
+	asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 __device__ inline void

@@ -5,8 +5,8 @@
  *
  * A cluster of 1..16 blocks owns one query row, each block a run of its keys.
  * The score kernel's histogram names the bin of the k-th best. One pass over
- * the scores finds the keys above the bin, which win, and the bin's own, the
- * boundary keys. The blocks send each other theirs; so every block has all of
+ * the scores, four neighbours a lane, finds the keys above the bin, which win,
+ * and the bin's own, the boundary keys. The blocks send each other theirs; so every block has all of
  * them, finds the last winner by histograms of its own, and knows how many
  * winners the blocks before it have: the cluster meets once.
  *
@@ -446,11 +446,11 @@ struct Steps {
 	uint32_t what, few, many;	/* few, many: of find_window */
 };
 
-/* grid: (blocks of a cluster, rows). RANKS: more than one. */
-template <bool RANKS>
-__global__ void __launch_bounds__(THREADS, RANKS ? 4 : 5)
-select_kernel(const __grid_constant__ struct dcpg_select g,
-    const __grid_constant__ Steps to)
+/* RANKS: more than one. ASIDE: boundary keys are put aside while scores are
+ * read, faster where a thread has few of those. */
+template <bool RANKS, bool ASIDE>
+__device__ inline void
+select_row(const struct dcpg_select &g, const Steps &to)
 {
 	extern __shared__ __align__(16) uint8_t mem[];
 	Shared &s = *at_shared<Shared>(smem_addr(mem));
@@ -484,9 +484,10 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 		load_four(v[u], run, u * STEP + threadIdx.x * 4);
 	if (!RANKS) {
 		e = first_edge(s.scan, my_bins(hist), g.k);
-		split(m, run, e, v);
+		split<ASIDE>(s, m, run, e, v, room);
 		__syncthreads();
-		collect(s, m, run, room);
+		if (!ASIDE)
+			collect(s, m, run, room);
 	} else {
 		uint64_t word = find_window(s.scan, hist, g.len[row], to.few,
 		    to.many);
@@ -495,7 +496,7 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 		if (to.what & OFFER)
 			send_window(g, word);
 		e = (Edge){ 0, 1, w.lo, w.hi };
-		split(m, run, e, v);
+		split<false>(s, m, run, e, v, room);
 		offer(s, g, m, run, (to.what & OFFER) != 0 && w.n <= g.cap);
 		if ((to.what & TAKE) == 0) {	/* who counts is still there */
 			cluster_sync();
@@ -518,6 +519,23 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 			g.clear[(size_t)row * DCPG_BINS + i] = 0;
 }
 
+/* grid: (blocks of a cluster, rows). 56 registers fit beside a score block;
+ * with 48 there is room for five blocks an SM. */
+template <bool ASIDE>
+__global__ void __maxnreg__(ASIDE ? 56 : 48)
+select_kernel(const __grid_constant__ struct dcpg_select g,
+    const __grid_constant__ Steps to)
+{
+	select_row<false, ASIDE>(g, to);
+}
+
+__global__ void __launch_bounds__(THREADS, 4)
+select_ranks_kernel(const __grid_constant__ struct dcpg_select g,
+    const __grid_constant__ Steps to)
+{
+	select_row<true, false>(g, to);
+}
+
 bool
 power_of_2(uint32_t n)
 {
@@ -535,6 +553,32 @@ valid(const struct dcpg_select *a)
 	    power_of_2(a->page_rows) && a->page_rows <= 64 &&
 	    power_of_2(a->ranks) && a->rank < a->ranks && (a->ranks == 1 ||
 	    (a->total != NULL && a->ranks <= DCPK_MAX_RANKS));
+}
+
+/*
+ * Blocks of a row, by what was measured. One an SM in all, if none gets more
+ * than 16384 keys: those wait beside the score blocks, and the next score
+ * blocks beside them. Else four an SM, and of many rows so many that a block
+ * has no more than 65536 keys. No block with less than 1024. (Of several ranks
+ * neither the first nor the last was tried.)
+ */
+uint32_t
+choose_blocks(const struct dcpg_select *a)
+{
+	uint32_t most = BLOCKS, keys = a->ranks > 1 ? RUN : 65536, n;
+
+	while (most > 1 && a->max_len < most * 1024)
+		most /= 2;
+	for (n = most; n > 1 && a->rows * n > SMS; n /= 2)
+		;
+	if (a->ranks == 1 && a->rows * n <= SMS && a->max_len <= n * 16384)
+		return n;
+	if (a->ranks > 1 && most == 16 && a->rows * 16 > 7 * 16 * 2)
+		most = 8;
+	for (n = most; n > 1 && a->rows * n > 512 &&
+	    a->max_len <= n / 2 * keys; n /= 2)
+		;
+	return n;
 }
 
 /* Bits of a run and its winners stand behind the rest. */
@@ -555,7 +599,8 @@ select_init(void)
 {
 	bool ok = true;
 
-	for (auto k : { select_kernel<false>, select_kernel<true> })
+	for (auto k : { select_kernel<false>, select_kernel<true>,
+	    select_ranks_kernel })
 		ok = ok && cudaFuncSetAttribute(k,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize,
 		    sizeof(Shared) + edges(2) * 8 + RUN / 4 + DCPG_MAX_K * 4)
@@ -576,16 +621,16 @@ launch(const struct dcpg_select *a, uint32_t what, void *stream)
 {
 	cudaLaunchAttribute at[2];
 	cudaLaunchConfig_t cfg = {};
-	uint32_t blocks = BLOCKS, share, more;
+	uint32_t blocks, share, more;
+	auto kernel = select_ranks_kernel;
 	Steps to = { what, 0, 0 };
 
 	if (!valid(a))
 		return -EINVAL;
-	/* One wave, four blocks an SM; no block with less than 1024 keys. */
-	while (blocks > 1 && a->max_len <= blocks / 2 * RUN &&
-	    (a->rows * blocks > (blocks == 16 ? 7 * 16 * 2 : 512) ||
-	    a->max_len < blocks * 1024))
-		blocks /= 2;
+	blocks = choose_blocks(a);
+	if (a->ranks == 1)
+		kernel = a->max_len <= blocks * DEEP * STEP ?
+		    select_kernel<true> : select_kernel<false>;
 	if (a->ranks > 1) {
 		share = a->k / a->ranks;
 		more = (uint32_t)ceil(6 * sqrt((double)a->k / a->ranks *
@@ -605,8 +650,8 @@ launch(const struct dcpg_select *a, uint32_t what, void *stream)
 	cfg.stream = (cudaStream_t)stream;
 	cfg.attrs = at;
 	cfg.numAttrs = 2;
-	return cudaLaunchKernelEx(&cfg, a->ranks > 1 ? select_kernel<true> :
-	    select_kernel<false>, *a, to) == cudaSuccess ? 0 : -EIO;
+	return cudaLaunchKernelEx(&cfg, kernel, *a, to) == cudaSuccess ? 0 :
+	    -EIO;
 }
 
 extern "C" int

@@ -17,6 +17,7 @@ namespace dcpg {
 namespace {
 
 constexpr uint32_t BLOCKS = 16;	/* most of a cluster */
+constexpr uint32_t SMS = 132;	/* an H200's */
 constexpr uint32_t RUN = DCPG_MAX_SHARD / 8;	/* most keys of a block */
 constexpr uint32_t PAGES = 256;	/* page ids of a run kept there */
 constexpr uint32_t GROUP = 128;	/* keys of a warp at a time, 4 of a lane */
@@ -184,12 +185,33 @@ cut_at(const Edge &e)
 	return c;
 }
 
-/* Words of the warp's keys from i on, of which a lane has four. */
+/* Boundary keys of a lane's four, of which `mask` tells, to the block's part of
+ * s.edge, which has room for so many. */
 __device__ inline void
-split_group(const Marks &m, const Run &run, const Cut &c, const float (&v)[4],
-    uint32_t i)
+put_edges(Shared &s, const float (&v)[4], uint32_t mask, uint32_t pos,
+    uint32_t room)
 {
-	uint32_t w[4], b[4];
+	uint64_t *edge = s.edge + blockIdx.x * room;
+	uint32_t at = atomicAdd(&s.tally[blockIdx.x].edges, __popc(mask));
+
+#pragma unroll
+	for (uint32_t t = 0; t < 4; t++) {
+		if ((mask >> t & 1) == 0)
+			continue;
+		if (at < room)
+			edge[at] = composite(score_key(v[t]), pos + t);
+		at++;
+	}
+}
+
+/* Words of the warp's keys from i on, of which a lane has four. Those of the
+ * boundary are put aside at once, or get words as well. How many win. */
+template <bool ASIDE>
+__device__ inline uint32_t
+split_group(Shared &s, const Marks &m, const Run &run, const Cut &c,
+    const float (&v)[4], uint32_t i, uint32_t room)
+{
+	uint32_t lane = threadIdx.x % 32, w[4], b[4];
 
 #pragma unroll
 	for (uint32_t t = 0; t < 4; t++) {
@@ -205,17 +227,31 @@ split_group(const Marks &m, const Run &run, const Cut &c, const float (&v)[4],
 			w[t] &= in;
 			b[t] &= in;
 		}
-	if (threadIdx.x % 32 == 0) {
+	if (lane == 0)
 		*(uint4 *)(m.win + i / 32) = make_uint4(w[0], w[1], w[2], w[3]);
-		*(uint4 *)(m.on + i / 32) = make_uint4(b[0], b[1], b[2], b[3]);
+	if (!ASIDE) {
+		if (lane == 0)
+			*(uint4 *)(m.on + i / 32) = make_uint4(b[0], b[1],
+			    b[2], b[3]);
+	} else if ((b[0] | b[1] | b[2] | b[3]) >> lane & 1) {
+		uint32_t mask = 0;
+
+#pragma unroll
+		for (uint32_t t = 0; t < 4; t++)
+			mask |= (b[t] >> lane & 1) << t;
+		put_edges(s, v, mask, run.first + i + lane * 4, room);
 	}
+	return __popc(w[0]) + __popc(w[1]) + __popc(w[2]) + __popc(w[3]);
 }
 
-/* Of the run; v: its first loads. Each is begun as soon as its place is free. */
+/* Of the run; v: its first loads. Each is begun as soon as its place is free.
+ * ASIDE: winners are counted, too. */
+template <bool ASIDE>
 __device__ inline void
-split(const Marks &m, const Run &run, const Edge &e, float (&v)[DEEP][4])
+split(Shared &s, const Marks &m, const Run &run, const Edge &e,
+    float (&v)[DEEP][4], uint32_t room)
 {
-	uint32_t lane = threadIdx.x % 32;
+	uint32_t lane = threadIdx.x % 32, sure = 0;
 	Cut c = cut_at(e);
 
 #pragma unroll 1
@@ -226,9 +262,12 @@ split(const Marks &m, const Run &run, const Edge &e, float (&v)[DEEP][4])
 
 			if (at >= run.n)
 				break;
-			split_group(m, run, c, v[u], at);
+			sure += split_group<ASIDE>(s, m, run, c, v[u], at,
+			    room);
 			load_four(v[u], run, at + DEEP * STEP + lane * 4);
 		}
+	if (ASIDE && lane == 0 && sure != 0)
+		atomicAdd(&s.tally[blockIdx.x].sure, sure);
 }
 
 /* Counts the winners, and puts the boundary's keys into the block's part of
