@@ -112,6 +112,7 @@ bool dcpg_attend_shape(enum dcpk_kv, uint32_t i, struct dcpg_attend_shape *);
  * are added to hist[i], which the caller has zeroed. max_len is a bound.
  *
  * `table`, `table_at` and `len` are older than the kernel before: read early.
+ * Keys are fetched into the L2 as early, whether they are written yet or not.
  */
 struct dcpg_index_score {
 	const uint8_t *q8;	/* [rows][heads][128] e4m3 */
