@@ -134,10 +134,22 @@ struct Shape {
 	static constexpr uint32_t RED = TILE * 512;	/* of a split */
 	static constexpr uint32_t BUF = RING * STAGE > RED ? RING * STAGE : RED;
 	static constexpr uint32_t SCALES = FP8 ? 2 * WG * MAX_SCALES * 4 : 0;
-	static constexpr uint32_t XSCALES = FP8 ? RING * TILE * 4 : 0;
+	/* of slots, for twice as many stages: x_scales() */
+	static constexpr uint32_t XSCALES = FP8 ? 2 * RING * TILE * 4 : 0;
 	static constexpr uint32_t SHARED = 1024 + BUF + SCALES + XSCALES +
 	    RING * 16;
+	static_assert(BLOCKS * (SHARED + 1024) <= 228 * 1024, "room on an SM");
 };
+
+/* Where a stage's scales of slots stand. An arrival waits for no read that is
+ * under way (doc/cuda.md), so what is read last before one must not be
+ * overwritten behind it: it is when the stage's next turn has been read, too. */
+template <class S>
+__device__ inline uint32_t
+x_scales(uint32_t xs, const ring<S::RING> &r)
+{
+	return xs + (r.turn % 2 * S::RING + r.s) * S::TILE * 4;
+}
 
 struct work {
 	const uint8_t *x;	/* x_ld bytes a row */
@@ -268,7 +280,7 @@ bring(const CUtensorMap *m0, const CUtensorMap *m1, const work &a,
 #pragma unroll
 		for (uint32_t j = 0; S::FP8 && j < SN; j++)
 			if (tid + j * S::BRING < S::TILE)
-				copy4(xs + (r.s * S::TILE + tid + j *
+				copy4(x_scales<S>(xs, r) + (tid + j *
 				    S::BRING) * 4, a.x_scale + scale[j] +
 				    (size_t)(p.s0 + i) * a.x_scale_ld);
 		mbar_arrive_copies(full);
@@ -539,8 +551,8 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 		mbar_wait(full, r.turn & 1);
 		fence_async();		/* x came by ordinary copies */
 		if constexpr (S::FP8) {
-			multiply8<S, N>(p, q, d, e, at, xs + r.s * S::TILE *
-			    4, wg, sc[2 * wg * MAX_SCALES + i],
+			multiply8<S, N>(p, q, d, e, at, x_scales<S>(xs, r), wg,
+			    sc[2 * wg * MAX_SCALES + i],
 			    sc[(2 * wg + 1) * MAX_SCALES + i]);
 			__syncwarp();
 			if (one)
@@ -664,7 +676,7 @@ compute_slots(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 	for (uint32_t i = 0; i < n; i++, r.next()) {
 		uint32_t full = bars + r.s * 16, at = buf + r.s * S::STAGE;
 		uint32_t x = at + S::W + threadIdx.x / 128 * 64 * 128;
-		uint32_t scales = xs + (r.s * S::TILE + t) * 4;
+		uint32_t scales = x_scales<S>(xs, r) + t * 4;
 
 		mbar_wait(full, r.turn & 1);
 		fence_async();		/* x came by ordinary copies */
