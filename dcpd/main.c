@@ -327,7 +327,11 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 	} else {
 		if (rc == -ENOMEM)
 			code = EXIT_FAILURE;
+		/* Now: the way down may hang. */
+		dcpd_log(LOG_ERR, "%s", err->text);
 		force_the_end(code);
+		dcpd_daemon_stop(d);
+		return code;
 	}
 	dcpd_daemon_stop(d);
 	if (rc == 0) {

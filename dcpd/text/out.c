@@ -84,7 +84,7 @@ find_stop(const struct dcpd_out *o, const char *s, size_t len)
  * min_tokens: its last token's text is too early, the next one's is not.
  */
 static int
-through_stops(struct dcpd_out *o, const char *s, size_t n)
+through_stops(struct dcpd_out *o, const char *s, size_t n, size_t early)
 {
 	size_t at = SIZE_MAX, end = SIZE_MAX, keep = 0, k;
 	const char *hit;
@@ -93,13 +93,13 @@ through_stops(struct dcpd_out *o, const char *s, size_t n)
 
 	if (o->n_stop == 0)
 		return out_emit(o, DCP_CH_CONTENT, s, n);
+	if (early > 0)
+		o->early = o->held.n + early;
 	dcpd_buf_add(&o->held, s, n);
 	if (o->held.failed)
 		return -ENOMEM;
 	if (o->held.n == 0)
 		return 0;
-	if (o->pushed <= o->min_tokens)
-		o->early = o->held.n;
 	for (i = 0; i < o->n_stop; i++) {
 		hit = find_stop(o, o->stop[i], o->stop_len[i]);
 		if (hit == NULL) {
@@ -143,15 +143,17 @@ waiting_space(const struct dcpd_out *o)
 int
 out_content(struct dcpd_out *o, const char *s, size_t n)
 {
+	bool blank = true, early = o->pushed <= o->min_tokens;
 	size_t wait, i;
-	bool blank = true;
 	int rc;
 
 	if (o->parser == DCPD_PARSE_RAW)
-		return through_stops(o, s, n);
+		return through_stops(o, s, n, early ? n : 0);
 	dcpd_buf_add(&o->space, s, n);
 	if (o->space.failed)
 		return -ENOMEM;
+	if (early)
+		o->space_early = o->space.n;
 	if (o->after_call) {
 		for (i = 0; blank && i < n; i++)
 			blank = isspace((unsigned char)s[i]);
@@ -161,8 +163,10 @@ out_content(struct dcpd_out *o, const char *s, size_t n)
 	}
 	wait = waiting_space(o);
 	n = o->space.n - wait;
-	rc = through_stops(o, o->space.v, n);
+	i = n < o->space_early ? n : o->space_early;
+	rc = through_stops(o, o->space.v, n, i);
 	dcpd_buf_drop(&o->space, n);
+	o->space_early -= i;
 	return rc;
 }
 
@@ -172,8 +176,8 @@ out_content_end(struct dcpd_out *o, bool call_follows)
 	int rc = 0;
 
 	if (!call_follows && !o->after_call)
-		rc = through_stops(o, o->space.v, o->space.n);
-	o->space.n = 0;
+		rc = through_stops(o, o->space.v, o->space.n, o->space_early);
+	o->space.n = o->space_early = 0;
 	o->after_call |= call_follows;
 	return rc;
 }

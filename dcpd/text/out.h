@@ -63,6 +63,7 @@ struct dcpd_out {
 	uint32_t pushed, min_tokens;
 	size_t early;			/* of held: text of the first min_tokens
 					   tokens, where no stop string ends */
+	size_t space_early;		/* of space: the same */
 
 	/* the call being read */
 	const json_t *tools;

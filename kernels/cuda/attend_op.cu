@@ -308,7 +308,7 @@ q_bytes(const dcpk_ctx *c)
 	    sizeof(bf16);
 }
 
-/* Does q cross by pushes, its RoPE included, or is it fetched after a meeting? */
+/* Does q cross by pushes, RoPE included, or is it fetched after a meeting? */
 bool
 dcpg_pushes_q(const dcpk_ctx *c)
 {

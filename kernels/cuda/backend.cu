@@ -411,8 +411,10 @@ reach(int used)
 			int can = a == b;
 
 			if (!can && (cudaDeviceCanAccessPeer(&can, a, b) !=
-			    cudaSuccess || !can))
+			    cudaSuccess || !can)) {
+				cudaGetLastError();	/* is nobody else's */
 				return false;
+			}
 		}
 	return true;
 }

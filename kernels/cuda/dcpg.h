@@ -287,7 +287,7 @@ dcpg_q8_place(uint32_t heads, uint32_t head, uint32_t d)
 struct dcpg_stuck {
 	uint32_t set;		/* written last */
 	uint32_t peer;		/* who did not come */
-	uint32_t meeting;	/* to its how many-th */
+	uint32_t meeting;	/* to its how many-th; or arrivals waited for */
 };
 
 /*
@@ -349,16 +349,16 @@ int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
  * D > 1: a rank offers those of its keys that are near the boundary, and takes
  * what all offered. Where that does not do, it reads all ranks' scores. With
  * `peer` dcpg_select does both: offers go to[e], into rank e's memory, and come
- * from[e], in this rank's; a key, or the word of a window, that is not there yet
- * is DCPG_NO_OFFER, so they must all be before the first call (and `scores` 2^32 -
- * 1), and are after each. Ranks must meet between two calls. With events two calls:
- * dcpg_select_offer (to of the rank itself alone), then, when the ranks have
- * met, dcpg_select (from[e] is where rank e put them).
+ * from[e], in this rank's; a key, or the word of a window, that is not there
+ * yet is DCPG_NO_OFFER, so they must all be before the first call (and `scores`
+ * 2^32 - 1), and are after each. Ranks must meet between two calls. With events
+ * two calls: dcpg_select_offer (to of the rank itself alone), then, when the
+ * ranks have met, dcpg_select (from[e] is where rank e put them).
  *
  * `table`, `table_at` and `len` are older than the kernel before: read early.
  */
 struct dcpg_window {	/* of a rank's row: what it offers */
-	uint64_t word;		/* see select.cu */
+	uint64_t word;		/* see offers.cuh */
 	uint32_t scores;	/* meetings its rank had begun when its scores
 				   were there for all */
 	uint32_t unused;
@@ -402,8 +402,8 @@ int dcpg_select_offer(const struct dcpg_select *, void *stream);
  *   o = sum_e exp(l_e - max l) p_e / sum_e exp(l_e - max l), or 0; as bf16
  *   y[i][h][n] = sum_c w[h][n][c] * o[c]
  * One rank: o is its output. Arrays by rank of the group, in this rank's
- * memory or that one's; ranks meet before they are read: by events, or inside
- * (peer).
+ * memory or that one's; ranks meet before they are read, by events or inside
+ * (peer), or each says when its part is there (arrivals).
  */
 struct dcpg_value {
 	/* [rows][row_heads][512] bf16, of which the first `heads` are read */

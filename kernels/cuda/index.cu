@@ -37,6 +37,7 @@ constexpr int AHEAD = 2;		/* tiles of one that are looked up */
 /* What they take in a round: a place is always the same warp's, which so cannot
  * be two rounds ahead of those who read. */
 constexpr uint32_t RING = BRING * AHEAD;
+static_assert(RING % WGS == 0, "a place is always the same warpgroup's, too");
 
 /* --- scores -------------------------------------------------------------- */
 
@@ -45,7 +46,7 @@ struct Shared {
 	uint8_t tile[RING][TILE * 128];
 	/* of the row at hand and the next, or the one before */
 	uint8_t q[2][H * 128];		/* aligned to 1024 bytes */
-	float scale[RING][TILE];
+	float scale[2 * RING][TILE];	/* see work() */
 	float w[2][H];
 	uint32_t hist[2][DCPG_BINS];
 	uint64_t full[RING], empty[RING];
@@ -257,7 +258,8 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
 				uint32_t k = lane + 32 * v;
 				uint32_t row = (now[u].page[v] << lg) +
 				    (k & low);
-				uint32_t to = smem_addr(&s.scale[i][k]);
+				uint32_t to = smem_addr(&s.scale[t %
+				    (2 * RING)][k]);
 
 				if (k >= n)
 					continue;
@@ -284,13 +286,14 @@ bring(Shared<H> &s, const struct dcpg_index_score &g, Place p)
  * lane will finish. */
 template <int H>
 __device__ inline float
-read_tile(uint32_t (&r)[16], Shared<H> &s, uint32_t i, uint32_t at, uint32_t c)
+read_tile(uint32_t (&r)[16], Shared<H> &s, uint32_t t, uint32_t at, uint32_t c)
 {
-	float ks = s.scale[i][at + c % 2 * 8];
+	float ks = s.scale[t % (2 * RING)][at + c % 2 * 8];
 
 #pragma unroll
 	for (int u = 0; u < 2; u++) {
-		uint32_t p = smem_addr(s.tile[i]) + (at + 8 * u) * 128 + 16 * c;
+		uint32_t p = smem_addr(s.tile[t % RING]) + (at + 8 * u) * 128 +
+		    16 * c;
 		uint4 a = lds128(p), b = lds128(p + 64);
 
 		r[0 + u] = a.x;
@@ -327,7 +330,7 @@ work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
 		float sum[2] = { 0, 0 }, ks;
 
 		mbar_wait(smem_addr(&s.full[i]), (t / RING) & 1);
-		ks = read_tile<H>(r, s, i, at, c);
+		ks = read_tile<H>(r, s, t, at, c);
 		wg_ready<16>(r);
 #pragma unroll
 		for (int j = 0; j < H / 2; j++)
@@ -341,9 +344,11 @@ work(Shared<H> &s, const struct dcpg_index_score &g, const Place &p, int t,
 		wg_commit();
 		wg_wait<0>();
 		wg_pin(d);
-		/* Not before the product, which began behind all that is read,
-		 * has ended: an arrival does not wait for reads, and the next
-		 * tile would overtake them, about one of 10^7. */
+		/* Not before the product has ended, which took r from
+		 * registers: an arrival does not wait for reads, and the next
+		 * tile would overtake them, about one of 10^7. The scale is
+		 * used later: its place is overwritten only when this warpgroup
+		 * has given back the one after it in the ring, too. */
 		__syncwarp();
 		if (lane == 0)
 			mbar_arrive(smem_addr(&s.empty[i]));

@@ -167,13 +167,11 @@ dcpg_measure(dcpk_ctx *c, dcpk_speed *s)
 
 		cudaSetDevice(a->dev);
 		cudaEventRecord(t0, a->st);
-		if (c->mirrored)
-			dcpg_nccl_copy(c, &one, 1);
-		else
-			cudaMemcpyAsync(a->rows, b->rows, bytes,
-			    cudaMemcpyDefault, a->st);
+		rc = c->mirrored ? dcpg_nccl_copy(c, &one, 1) :
+		    dcpg_ok(cudaMemcpyAsync(a->rows, b->rows, bytes,
+		    cudaMemcpyDefault, a->st), "measuring a copy");
 		cudaEventRecord(t1, a->st);
-		rc = dcpg_wait_event(c, t1, "measuring a copy");
+		rc |= dcpg_wait_event(c, t1, "measuring a copy");
 	}
 	if (rc != 0)		/* nothing is closed then */
 		return rc;

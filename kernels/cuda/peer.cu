@@ -183,8 +183,9 @@ dcpg_peer_push(const struct dcpg_peer *p, const struct dcpg_push *a,
 	    a->rows == 0 || a->rows > 65535 || a->bytes == 0 ||
 	    per > 1u << 30 ||
 	    (a->bytes | a->from_step | a->to_step) % 16 != 0 ||
-	    (a->rope.dims > 0 && (a->rope.heads == 0 || a->rope.dims % 16 != 0 ||
-	    a->rope.step % 8 != 0 || per % a->rope.heads != 0 ||
+	    (a->rope.dims > 0 && (a->rope.heads == 0 ||
+	    a->rope.dims % 16 != 0 || a->rope.step % 8 != 0 ||
+	    per % a->rope.heads != 0 ||
 	    per / a->rope.heads < a->rope.dims / 8)))
 		return -EINVAL;
 	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;

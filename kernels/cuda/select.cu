@@ -6,9 +6,9 @@
  * A cluster of 1..16 blocks owns one query row, each block a run of its keys.
  * The score kernel's histogram names the bin of the k-th best. One pass over
  * the scores, four neighbours a lane, finds the keys above the bin, which win,
- * and the bin's own, the boundary keys. The blocks send each other theirs; so every block has all of
- * them, finds the last winner by histograms of its own, and knows how many
- * winners the blocks before it have: the cluster meets once.
+ * and the bin's own, the boundary keys. The blocks send each other theirs; so
+ * every block has all of them, finds the last winner by histograms of its own,
+ * and knows how many winners the blocks before it have: the cluster meets once.
  *
  * Of D ranks each holds nearly the same share of the winners, as its keys are
  * every D-th. A rank offers, by its own histogram, those of its keys that stand
@@ -25,10 +25,10 @@
  * Each of these is one word that says all by itself, so that no store waits for
  * another; only who has to read a peer's scores waits for a flag that it stored
  * behind them. Every block takes all offers, and when all have them, they put
- * DCPG_NO_OFFER back; what another rank writes there next is behind attention's
- * meeting. A cluster offers before it waits, and clusters start in order of
- * their rows on every rank, so the first row that is not done can always be.
- * With events, offers stay where they are made, and a launch of its own takes
+ * DCPG_NO_OFFER back; what another rank writes there next is behind the meeting
+ * of attention's sum. A cluster offers before it waits, and clusters start in
+ * order of their rows on every rank, so the first row that is not done can always
+ * be. With events, offers stay where they are made, and a launch of its own takes
  * them.
  *
  * For few rows all is latency, of instructions one after the other: hence loops

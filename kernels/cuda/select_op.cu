@@ -428,7 +428,7 @@ meet_offers(dcpk_ctx *c)
 /*
  * D > 1: where ranks meet by flags, each launch waits for what its peers offer;
  * else they meet when all have offered. What a peer reads or writes of mine is
- * used again in the next layer, behind attention's meetings.
+ * used again in the next layer, behind the meeting of attention's sum.
  */
 static int
 decode_fast(dcpk_ctx *c, uint32_t layer)

@@ -6,10 +6,11 @@
  *
  * A block owns one head and 64 of its values. It brings its weights (64 KB) to
  * shared memory while the kernel before it still runs and while it waits for
- * its peers. Then it works on 16 or 32 rows at a time: their partials are on their
- * way all at once, across the link where attention has not sent them, are merged
- * into the operand of the product, and multiplied (mma m16n8k16, a warp 8 values). Bytes that must move: the weights once, a
- * row's partials of a head once for each 64 values.
+ * its peers. Then it works on 16 or 32 rows at a time: their partials are on
+ * their way all at once, across the link where attention has not sent them, are
+ * merged into the operand of the product, and multiplied (mma m16n8k16, a warp 8
+ * values). Bytes that must move: the weights once, a row's partials of a head
+ * once for each 64 values.
  *
  * Codes have a scale for 128 values: two blocks, then a cluster, tell each
  * other their maxima.

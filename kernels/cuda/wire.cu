@@ -10,8 +10,8 @@
  * rows * Hr * (c + c / 32 + 4), where bf16 has rows * Hr * (2 c + 4).
  *
  * Why what landed is free when it is written again: the next layer's partials
- * come behind that layer's first meeting, to which every rank comes behind this
- * layer's merge.
+ * come behind the meeting of this layer's sum, to which every rank comes behind
+ * its merge.
  */
 #include <vector>
 

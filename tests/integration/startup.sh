@@ -80,6 +80,8 @@ if [ -n "${FAKE_MODULE_DIR:-}" ]; then
 	FAKE_HANG=1 refused "a driver that hangs at the end" \
 	    "ending without it" "" -- --model "$TINY" --device cuda \
 	    --kv-bytes-per-rank 1MiB
+	grep -q "error:.*no GPU here" "$work/log" ||
+	    fail "a driver that hangs at the end: why it ended is not said"
 	unset DCPD_MODULE_DIR
 fi
 

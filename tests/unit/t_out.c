@@ -398,6 +398,39 @@ START_TEST(no_stop_string_ends_before_min_tokens)
 END_TEST
 
 /* Reasoning's tokens count, its text is not looked at. */
+/* Newlines that waited for a call are still of the tokens that they came in. */
+START_TEST(min_tokens_count_what_waits)
+{
+	static const struct {
+		uint32_t min;
+		const char *want;
+	} c[] = {
+		{ 0, "[C]ab[STOP]" },
+		{ 3, "[C]ab[STOP]" },
+		{ 4, "[C]ab\n\ncd" },
+		{ 5, "[C]ab\n\ncd" },
+	};
+	size_t k;
+
+	for (k = 0; k < sizeof c / sizeof *c; k++) {
+		struct how how = { .parser = DCPD_PARSE_DSV32,
+			.min = c[k].min, .stop = { "\n\n" } };
+		struct dcpd_ids ids = { 0 }, bytes = { 0 };
+		char *got;
+
+		encode(glm, "ab\n\ncd", &ids);
+		text_into_bytes(glm, &ids, &bytes);
+		ck_assert_uint_eq(bytes.n, 6);
+		got = run(glm, &how, &bytes);
+		ck_assert_msg(strcmp(got, c[k].want) == 0, "%u: %s", c[k].min,
+		    got);
+		free(got);
+		dcpd_ids_free(&ids);
+		dcpd_ids_free(&bytes);
+	}
+}
+END_TEST
+
 START_TEST(min_tokens_count_reasoning)
 {
 	struct how how = { .parser = DCPD_PARSE_GLM, .thinking = true,
@@ -660,6 +693,7 @@ main(void)
 	tcase_add_test(tc, stop_strings);
 	tcase_add_test(tc, stop_strings_hold_no_more_than_needed);
 	tcase_add_test(tc, no_stop_string_ends_before_min_tokens);
+	tcase_add_test(tc, min_tokens_count_what_waits);
 	tcase_add_test(tc, min_tokens_count_reasoning);
 	tcase_add_test(tc, the_stop_string_that_matched_is_told);
 	tcase_add_test(tc, emoji_across_tokens);
