@@ -325,7 +325,8 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 		err->code = 0;
 		rc = serve(d, err);
 	} else {
-		if (rc == -ENOMEM)
+		/* No memory or descriptor: nobody's configuration. */
+		if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
 			code = EXIT_FAILURE;
 		/* Now: the way down may hang. */
 		dcpd_log(LOG_ERR, "%s", err->text);

@@ -515,6 +515,9 @@ smuggling(struct evhttp_request *req)
 	struct evkeyval *kv;
 
 	TAILQ_FOREACH(kv, h, next) {
+		/* "Content-Length :" is none to evhttp, and one to others. */
+		if (kv->key[strcspn(kv->key, " \t")] != '\0')
+			return "white space in a field's name";
 		if (strcasecmp(kv->key, "Transfer-Encoding") == 0) {
 			te = kv->value;
 			n_te++;
@@ -525,6 +528,10 @@ smuggling(struct evhttp_request *req)
 				return "a Content-Length that is no number";
 		}
 	}
+	/* evhttp would take the body for the next request. */
+	if (req->type == EVHTTP_REQ_HEAD && (n_te > 0 || (n_cl > 0 && strcmp(
+	    evhttp_find_header(h, "Content-Length"), "0") != 0)))
+		return "a body, of HEAD";
 	if (n_te > 0 && n_cl > 0)
 		return "both Content-Length and Transfer-Encoding";
 	if (n_cl > 1 || n_te > 1)

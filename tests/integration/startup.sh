@@ -85,6 +85,13 @@ if [ -n "${FAKE_MODULE_DIR:-}" ]; then
 	unset DCPD_MODULE_DIR
 fi
 
+# What the machine lacks is no mistake in the configuration.
+rc=0
+(ulimit -n 8; exec timeout 60 "$DCPD" --engine null --socket "$work/s") \
+    2>"$work/log" || rc=$?
+[ $rc = 1 ] || fail "few descriptors: exit code $rc, want 1"
+grep -q "Too many open files" "$work/log" || fail "few descriptors: not said"
+
 # Sockets
 sock=$work/none/s
 refused "no folder for the socket" "$work/none" "create it" -- --engine null

@@ -254,6 +254,8 @@ def a_length_in_doubt_is_refused(d):
                    b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n",
                    b"Content-Length: %d\r\nContent-Length: 5\r\n",
                    b"Content-Length: +%d\r\n",
+                   b"Content-Length : %d\r\n",
+                   b"Transfer-Encoding\t: chunked\r\nX: %d\r\n",
                    b"Transfer-Encoding: gzip, chunked\r\nX: %d\r\n",
                    b"Transfer-Encoding: chunked\r\nX: %d\r\n"
                    b"Transfer-Encoding: chunked\r\n"):
@@ -265,6 +267,19 @@ def a_length_in_doubt_is_refused(d):
             # For its head, not for a body that is not JSON.
             assert error(raw)["code"].startswith("bad_"), (fields, raw)
             assert closes(s) and s.buf == b"", (fields, s.buf)
+    # HEAD: libevent reads no body of it.
+    for fields in (b"Content-Length: %d\r\n",
+                   b"Transfer-Encoding: chunked\r\nX: %d\r\n"):
+        with Raw(d.port) as s:
+            s.send(b"HEAD /health HTTP/1.1\r\n" + fields % len(body) +
+                   b"\r\n" + body)
+            assert s.head()[0] == 400, fields
+            assert closes(s) and b"HTTP/1.1" not in s.buf, (fields, s.buf)
+    with Raw(d.port) as s:
+        s.send(b"HEAD /health HTTP/1.1\r\nContent-Length: 0\r\n\r\n" +
+               request("GET", "/health"))
+        assert s.head()[0] == 200
+        assert s.answer()[0] == 200
 
 
 def chunked_bodies_are_read(d):
