@@ -134,16 +134,15 @@ struct Shape {
 	static constexpr uint32_t RED = TILE * 512;	/* of a split */
 	static constexpr uint32_t BUF = RING * STAGE > RED ? RING * STAGE : RED;
 	static constexpr uint32_t SCALES = FP8 ? 2 * WG * MAX_SCALES * 4 : 0;
-	/* of slots, for twice as many stages: x_scales() */
 	static constexpr uint32_t XSCALES = FP8 ? 2 * RING * TILE * 4 : 0;
 	static constexpr uint32_t SHARED = 1024 + BUF + SCALES + XSCALES +
 	    RING * 16;
 	static_assert(BLOCKS * (SHARED + 1024) <= 228 * 1024, "room on an SM");
 };
 
-/* Where a stage's scales of slots stand. An arrival waits for no read that is
- * under way (doc/cuda.md), so what is read last before one must not be
- * overwritten behind it: it is when the stage's next turn has been read, too. */
+/* Where a stage's scales of slots stand: for twice the ring's stages. An arrival
+ * waits for no read that is under way (doc/cuda.md), so what is read last before
+ * one is overwritten only when the stage's next turn has been read, too. */
 template <class S>
 __device__ inline uint32_t
 x_scales(uint32_t xs, const ring<S::RING> &r)

@@ -528,10 +528,9 @@ smuggling(struct evhttp_request *req)
 				return "a Content-Length that is no number";
 		}
 	}
-	/* evhttp would take the body for the next request. */
 	if (req->type == EVHTTP_REQ_HEAD && (n_te > 0 || (n_cl > 0 && strcmp(
 	    evhttp_find_header(h, "Content-Length"), "0") != 0)))
-		return "a body, of HEAD";
+		return "a body, of HEAD";	/* evhttp leaves it there */
 	if (n_te > 0 && n_cl > 0)
 		return "both Content-Length and Transfer-Encoding";
 	if (n_cl > 1 || n_te > 1)
