@@ -183,13 +183,20 @@ set_state(struct dcpd_daemon *d, enum dcpd_state state)
 	dcpd_watch(&d->run);
 }
 
+/* Why the start failed, until that has been logged. */
+static const char *_Atomic unsaid;
+
 static void *
 force_main(void *arg)
 {
 	struct timespec ts = { .tv_sec = FORCE_S };
+	const char *why;
 
 	nanosleep(&ts, NULL);
 	remove_files();
+	why = unsaid;
+	if (why != NULL)
+		dcpd_log(LOG_ERR, "%s", why);
 	dcpd_log(LOG_ERR, "a step, or a device that is lost, did not end "
 	    "within %d s: ending without it", FORCE_S);
 	_exit((int)(intptr_t)arg);
@@ -328,13 +335,11 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 		/* No memory or descriptor: nobody's configuration. */
 		if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
 			code = EXIT_FAILURE;
-		/* Now: the way down may hang. */
-		dcpd_log(LOG_ERR, "%s", err->text);
+		unsaid = err->text;
 		force_the_end(code);
-		dcpd_daemon_stop(d);
-		return code;
 	}
 	dcpd_daemon_stop(d);
+	unsaid = NULL;
 	if (rc == 0) {
 		dcpd_log(LOG_NOTICE, "ended");
 		return EXIT_SUCCESS;
