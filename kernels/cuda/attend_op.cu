@@ -290,7 +290,12 @@ bring_q(dcpk_ctx *c, dcpg_rank *r)
 	return DCPG_LAUNCHED("gather_q");
 }
 
-static uint64_t q_bytes(const dcpk_ctx *);
+static uint64_t
+q_bytes(const dcpk_ctx *c)
+{
+	return (uint64_t)c->Hr * (c->s.model.kv_lora + c->s.model.rope) *
+	    sizeof(bf16);
+}
 
 /* After it q of the group can be read. */
 static int
@@ -299,13 +304,6 @@ meet_q(dcpk_ctx *c)
 	const dcpg_share s = DCPG_SHARE(c, q, c->rows * q_bytes(c));
 
 	return dcpg_meet_over(c, DCPG_GROUP, &s, 1, 0);
-}
-
-static uint64_t
-q_bytes(const dcpk_ctx *c)
-{
-	return (uint64_t)c->Hr * (c->s.model.kv_lora + c->s.model.rope) *
-	    sizeof(bf16);
 }
 
 /* Does q cross by pushes, RoPE included, or is it fetched after a meeting? */
@@ -494,9 +492,10 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 	return rc;
 }
 
-/* kv, and CP: own heads over a request's gathered rows. */
+/* Over a request's gathered rows: own heads (kv, and CP), or a share of the
+ * query rows with all heads of the group (a2a). */
 static int
-own_heads(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req)
+over_gathered(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req, bool a2a)
 {
 	dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), req);
 	att_args a = {};
@@ -507,29 +506,16 @@ own_heads(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req)
 	rc = dcpg_gather(c, r, layer, req, false);
 	a.rows = r->gather;
 	a.slot0 = s.slot0;
-	a.q = r->q;
-	a.heads = c->Hp;
-	a.o16 = r->o;
-	return rc | attend(c, r, &a, s.n);
-}
-
-/* a2a: a share of the rows with all heads of the group. */
-static int
-own_rows(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req)
-{
-	dcpg_span s = dcpg_span_of(c, r, dcpg_attend_deal(c, r), req);
-	att_args a = {};
-	int rc;
-
-	if (s.n == 0)
-		return 0;
-	rc = dcpg_gather(c, r, layer, req, false);
-	a.rows = r->gather;
-	a.slot0 = s.slot0;
-	a.q = r->qg;
-	a.heads = c->Hg;
-	a.o = r->po;
-	a.lse = r->plse;
+	if (a2a) {
+		a.q = r->qg;
+		a.heads = c->Hg;
+		a.o = r->po;
+		a.lse = r->plse;
+	} else {
+		a.q = r->q;
+		a.heads = c->Hp;
+		a.o16 = r->o;
+	}
 	return rc | attend(c, r, &a, s.n);
 }
 
@@ -594,8 +580,7 @@ from_gathered(dcpk_ctx *c, uint32_t layer)
 			dcpg_rank *r = &c->r[i];
 
 			cudaSetDevice(r->dev);
-			rc |= a2a ? own_rows(c, r, layer, q) :
-			    own_heads(c, r, layer, q);
+			rc |= over_gathered(c, r, layer, q, a2a);
 		}
 	}
 	c->gather_layer = layer;
