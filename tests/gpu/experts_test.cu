@@ -719,7 +719,7 @@ experts_tests(void)
 
 	CASE(route_case(3, 256, 8, 2, 1, 1, true, 32, 0, salt));
 	CASE(route_case(9, 100, 24, 5, 4, 2, false, 3, 0, salt));
-	CASE(route_case(67, 96, 24, 5, 4, 2, false, 32, 2, salt));
+	CASE(route_case(330, 96, 24, 5, 4, 2, false, 32, 2, salt));
 	CASE(route_case(131, 256, 130, 3, 1, 1, true, 32, 2, salt));
 	CASE(combine_case(3, 3, 37, true, false, salt));
 	CASE(combine_case(5, 11, 128, false, false, salt));
@@ -767,7 +767,7 @@ experts_tests(void)
 	for (uint32_t rows : { 1u, 300u, 2100u })
 		CASE(route_case(rows, 7168, 256, 8, 8, 4, true, 32, 2, salt));
 	CASE(route_case(260, 6144, 256, 8, 1, 1, true, 32, 2, salt));
-	CASE(route_case(260, 7168, 384, 8, 1, 1, true, 32, 2, salt));
+	CASE(route_case(400, 7168, 384, 8, 1, 1, true, 32, 2, salt));
 	CASE(route_case(260, 512, 1000, 32, 10, 3, true, 32, 2, salt));
 	CASE(combine_case(40, 8, 7168, true, false, salt));
 	CASE(combine_case(40, 8, 7168, false, true, salt));
