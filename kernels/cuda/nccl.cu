@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include <new>
+#include <vector>
 
 #include "kernels/cuda/device.cuh"
 
@@ -66,8 +67,21 @@ free_bytes(const dcpk_ctx *c, size_t *bytes)
 	}
 }
 
-/* More than half of NCCL's memory is taken by the first sum: now, and counted,
- * not beside a request. */
+/* From every rank to every other. */
+static int
+first_copies(dcpk_ctx *c)
+{
+	std::vector<dcpg_copy> v;
+
+	for (uint32_t i = 0; i < c->W; i++)
+		for (uint32_t o = 0; o < c->W; o++)
+			v.push_back({ i, o, c->r[i].mirror,
+			    c->r[o].mirror + (i + 1) * 256, 256 });
+	return dcpg_nccl_copy(c, v.data(), v.size());
+}
+
+/* More than half of NCCL's memory is taken by the first sum, and more by the
+ * first of other exchanges: now, and counted, not beside a request. */
 static int
 first_sum(dcpk_ctx *c, const size_t *before, dcpk_err *err)
 {
@@ -78,11 +92,13 @@ first_sum(dcpk_ctx *c, const size_t *before, dcpk_err *err)
 	for (uint32_t i = 0; i < c->W; i++)
 		y[i] = c->r[i].x;
 	rc = dcpg_nccl_sum(c, y, 1);
+	if (rc == 0 && c->mirrored)
+		rc = first_copies(c);
 	for (uint32_t i = 0; rc == 0 && i < c->W; i++)
 		rc = dcpg_wait_rank(c, &c->r[i], "NCCL's first sum");
 	if (rc != 0) {
 		snprintf(err->text, sizeof err->text, "cuda: --dcp-comm nccl: "
-		    "the first sum failed; NCCL_DEBUG=INFO in the environment "
+		    "the first sum or copy failed; NCCL_DEBUG=INFO in the environment "
 		    "says more");
 		return rc;
 	}

@@ -9,7 +9,8 @@ more. What the device itself lost meanwhile is that and what the driver and
 cuBLASLt take by themselves: the cases of one layout must differ by little
 there, or something is allocated that nobody counts. dcp-tiny in bf16; V3.2 made
 narrow in FP8 and in W4AFP8, random; a checkpoint of W4AFP8. nccl, on two GPUs:
-NCCL beside p2p.
+NCCL beside p2p, and without peer access, where NCCL reaches it all the same and
+where it does not.
 """
 import ctypes
 import os
@@ -82,7 +83,7 @@ def check(ok, what):
     sys.stdout.flush()
 
 
-def run(dev, case, flags, per_gpu):
+def run(dev, case, flags, per_gpu, env=None):
     """Bytes of each GPU that no rank's line has."""
     from daemon import Daemon
     path, load, tokens = model(case)
@@ -90,7 +91,8 @@ def run(dev, case, flags, per_gpu):
     before = dev.free()
     with Daemon("--model", path, *load, "--device", "cuda",
                 "--kv-bytes-per-rank", "128MiB", "--chunked-prefill-size",
-                2048, "--max-running-requests", 16, *flags, ready=60) as d:
+                2048, "--max-running-requests", 16, *flags, ready=60,
+                env=env) as d:
         # in prefill the largest sums of partials
         r = d.ctl("generate", "--tokens", ",".join(["5"] * tokens),
                   "--max-tokens", "4", "--ignore-eos")
@@ -110,6 +112,10 @@ def run(dev, case, flags, per_gpu):
     for g in range(len(ranks) // per_gpu):
         mine = ranks[g * per_gpu:(g + 1) * per_gpu]
         rest.append(lost[g] - sum(k["actual"]["total"] for k in mine))
+    if ranks[0]["planned"]["comm"]:
+        print("     NCCL: " + ", ".join(
+            f"{k['actual']['comm'] / MIB:.1f} of "
+            f"{k['planned']['comm'] / MIB:.1f}" for k in ranks) + " MiB")
     print(f"     beside: {', '.join(f'{x / MIB:.1f}' for x in rest)} MiB of "
           f"a GPU")
     return rest
@@ -135,12 +141,15 @@ def main():
     if "nccl" in cases and len(dev.ctx) < 2:
         print("nccl: not run: needs two GPUs")
     elif "nccl" in cases:
-        p2p, nccl = (run(dev, "fp8", ["--tp", 2, "--dcp-comm", x,
-                                      "--cuda-graph-max-bs", 0], 1)
-                     for x in ("p2p", "nccl"))
-        more = [b - a for a, b in zip(p2p, nccl)]
-        check(max(map(abs, more)) < SLACK, "nccl: what it takes is counted, "
-              f"but for {', '.join(f'{x / MIB:.1f}' for x in more)} MiB")
+        two = ["--tp", 2, "--dcp-size", 2, "--cuda-graph-max-bs", 0]
+        alone = ["--disable-peer-access"]
+        p2p = run(dev, "fp8", [*two, "--dcp-comm", "p2p"], 1)
+        for flags, env in ((["--dcp-comm", "nccl"], None), (alone, None),
+                           (alone, {"NCCL_P2P_DISABLE": "1"})):
+            nccl = run(dev, "fp8", [*two, *flags], 1, env)
+            more = [b - a for a, b in zip(p2p, nccl)]
+            check(max(map(abs, more)) < SLACK, "nccl: what it takes is counted"
+                  f", but for {', '.join(f'{x / MIB:.1f}' for x in more)} MiB")
     print(f"memory: {failed} failed")
     raise SystemExit(failed != 0)
 
