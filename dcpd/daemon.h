@@ -36,6 +36,8 @@ struct dcpd_daemon {
 	struct dcpd_ipc *ipc;
 };
 
+/* Its locks, before another thread sees it. */
+void dcpd_daemon_init(struct dcpd_daemon *);
 /*
  * From options to a listening, tested daemon; one log line per phase with its
  * seconds. On failure what was started stays for dcpd_daemon_stop.

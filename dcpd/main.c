@@ -88,16 +88,48 @@ hold_hup(bool hold)
 	pthread_sigmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
 }
 
+/*
+ * While it starts: ends the process when a phase takes longer than it may. The
+ * main thread is in a call of the device's then, and cannot be waited for.
+ */
+static void
+look_at_start(struct dcpd_run *run)
+{
+	const char *name = NULL;
+	double most = 0;
+
+	if (pthread_rwlock_tryrdlock(&run->lock) != 0)
+		return;
+	if (run->phase_began > 0 && run->phase_most > 0 &&
+	    dcpd_now() - run->phase_began > run->phase_most) {
+		name = run->phase[run->phases - 1].name;
+		most = run->phase_most;
+	}
+	pthread_rwlock_unlock(&run->lock);
+	if (name == NULL)
+		return;
+	dcpd_log(LOG_ERR, "stuck: %s has not ended for %.0f s: the device, or "
+	    "its driver, does not come back; ending without it", name, most);
+	remove_files();
+	_exit(EXIT_FAILURE);
+}
+
 static void *
 signal_main(void *arg)
 {
+	const struct timespec tick = { .tv_sec = 1 };
 	sigset_t set = handled_signals();
 	uint64_t one = 1;
 	int s;
 
 	for (;;) {
-		if (sigwait(&set, &s) != 0)
+		s = sig.serving ? sigwaitinfo(&set, NULL) :
+		    sigtimedwait(&set, NULL, &tick);
+		if (s < 0) {
+			if (!sig.serving)
+				look_at_start(&sig.daemon->run);
 			continue;
+		}
 		if (s == SIGHUP) {	/* while loading: when it serves */
 			sig.hup = true;
 			if (write(sig.fd, &one, sizeof one) < 0)
@@ -317,6 +349,7 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 	int rc, code = DCPD_EXIT_CONFIG;
 
 	raise_fd_limit();
+	dcpd_daemon_init(d);
 	rc = dcpd_crash_init(d->opt.state_dir, err);
 	if (rc == 0)
 		rc = start_signals(d, err);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +29,17 @@
 #define NULL_CONTEXT 131072u
 #define NULL_PAGE_BYTES 65536u	/* that --host-cache-bytes counts a page */
 
+/*
+ * Phases in which nothing but the device is waited for may take so many times
+ * --stuck-after (main.c ends the process then): a driver that does not come
+ * back is waited for by no bound of its own. To open may pin much host memory.
+ */
+#define OPEN_MOST 30
+#define MEASURE_MOST 2
+#define GRAPHS_MOST 30
+
 static void
-phase(struct dcpd_daemon *d, const char *name)
+phase(struct dcpd_daemon *d, const char *name, int most)
 {
 	struct dcpd_run *r = &d->run;
 
@@ -38,8 +48,10 @@ phase(struct dcpd_daemon *d, const char *name)
 	r->phase[r->phases].name = name;
 	r->phase[r->phases++].seconds = 0;
 	r->phase_began = dcpd_now();
+	r->phase_most = most * d->opt.stuck_after;
 	pthread_rwlock_unlock(&r->lock);
-	sd_notifyf(0, "STATUS=loading: %s\nEXTEND_TIMEOUT_USEC=60000000", name);
+	sd_notifyf(0, "STATUS=loading: %s\nEXTEND_TIMEOUT_USEC=%.0f", name,
+	    fmax(60, most * d->opt.stuck_after + 10) * 1e6);
 }
 
 /* Ends the phase under way. What it did goes to the log. */
@@ -140,7 +152,7 @@ phase_config(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	int rc;
 
-	phase(d, "config");
+	phase(d, "config", 0);
 	if ((rc = read_config(d, err)) != 0 || (rc = read_text(d, err)) != 0)
 		return rc;
 	tell(d, "model", json_string(d->have_config ? d->config.name : "null"));
@@ -314,7 +326,7 @@ start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 	uint32_t vocab = o->null_vocab, ctx = o->max_context;
 	int rc;
 
-	phase(d, "open");
+	phase(d, "open", OPEN_MOST);
 	if (d->tok != NULL && vocab == 0)
 		vocab = dcpd_token_limit(d->tok);
 	if (d->tok != NULL && vocab < dcpd_token_limit(d->tok))
@@ -380,7 +392,7 @@ phase_open(struct dcpd_daemon *d, const struct dcpk_backend *b,
 	struct dcpk_setup s;
 	int rc;
 
-	phase(d, "open");
+	phase(d, "open", OPEN_MOST);
 	dcpd_memplan_setup(in, topo, plan->pages, plan->host_pages, &s);
 	s.token_ok = ids;
 	rc = dcpd_engine_open(&d->model, b, &d->config, &s, err);
@@ -424,12 +436,27 @@ phase_weights(struct dcpd_daemon *d, struct dcpd_err *err)
 	char text[32];
 	int rc;
 
-	phase(d, "weights");
+	phase(d, "weights", 0);
 	rc = dcpd_engine_load(&d->model, d->opt.model, &lo, err);
 	if (rc != 0)
 		return rc;
 	phase_done(d, "%s%s", dcpd_bytes(text, sizeof text, d->run.done),
 	    lo.format == DCPD_LOAD_DUMMY ? " of random numbers" : "");
+	return 0;
+}
+
+static int
+phase_measure(struct dcpd_daemon *d, struct dcpd_err *err)
+{
+	const struct dcpk_speed *s = &d->model.speed;
+	int rc;
+
+	phase(d, "measure", MEASURE_MOST);
+	rc = dcpd_engine_measure(&d->model, err);
+	if (rc != 0)
+		return rc;
+	phase_done(d, "memory %.4g GB/s, products %.4g Gflop/s",
+	    s->read_bytes_s * 1e-9, s->flops_s * 1e-9);
 	return 0;
 }
 
@@ -442,7 +469,7 @@ phase_graphs(struct dcpd_daemon *d, struct dcpd_err *err)
 
 	if (d->model.setup.graph_rows == 0)
 		return 0;
-	phase(d, "graphs");
+	phase(d, "graphs", GRAPHS_MOST);
 	rc = dcpd_engine_graphs(&d->model, &made, err);
 	if (rc != 0)
 		return rc;
@@ -460,7 +487,7 @@ phase_ready(struct dcpd_daemon *d, const struct dcpk_backend *b,
 	struct dcpk_bytes actual[DCPK_MAX_RANKS];
 	char *text, *line, *save;
 
-	phase(d, "ready");
+	phase(d, "ready", 0);
 	memset(actual, 0, sizeof actual);
 	b->actual(d->model.ctx, actual);
 	text = dcpd_memplan_text(in, plan, actual);
@@ -522,7 +549,7 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 	struct dcpk_topo topo;
 	int rc;
 
-	phase(d, "plan");
+	phase(d, "plan", 0);
 	if ((rc = dcpd_device(d->opt.device, &b, err)) != 0 ||
 	    (rc = plan_input(d, &topo, &in, err)) != 0)
 		return rc;
@@ -537,6 +564,7 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 	    plan.tokens, plan.tokens_tp);
 	if ((rc = phase_open(d, b, &topo, &in, &plan, err)) != 0 ||
 	    (rc = phase_weights(d, err)) != 0 ||
+	    (rc = phase_measure(d, err)) != 0 ||
 	    (rc = phase_graphs(d, err)) != 0)
 		return rc;
 	return phase_ready(d, b, &in, &plan, err);
@@ -547,7 +575,7 @@ phase_selftest(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	int rc;
 
-	phase(d, "self-test");
+	phase(d, "self-test", 0);
 	if ((rc = dcpd_selftest(&d->engine, err)) != 0)
 		return rc;
 	phase_done(d, "one token");
@@ -692,7 +720,7 @@ phase_listening(struct dcpd_daemon *d, struct dcpd_err *err)
 	};
 	int rc;
 
-	phase(d, "listening");
+	phase(d, "listening", 0);
 	if ((rc = start_sched(d, err)) != 0)
 		return rc;
 	/* ipc closes its own copy when it stops accepting. */
@@ -722,7 +750,7 @@ phase_plugins(struct dcpd_daemon *d, struct dcpd_err *err)
 	json_decref(list);
 	if (rc == 0)
 		return 0;
-	phase(d, "plugins");
+	phase(d, "plugins", 0);
 	rc = dcpd_listen_path(&d->client_sock, path, sizeof path);
 	if (rc != 0)
 		return dcpd_fail(err, rc, "the clients' socket from systemd "
@@ -739,8 +767,6 @@ start_run(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	struct dcpd_run *r = &d->run;
 
-	pthread_rwlock_init(&r->lock, NULL);
-	pthread_mutex_init(&r->config_lock, NULL);
 	r->started = dcpd_now();
 	r->stuck_after = d->opt.stuck_after;
 	r->about = json_object();
@@ -749,6 +775,13 @@ start_run(struct dcpd_daemon *d, struct dcpd_err *err)
 	if (r->about == NULL || r->config == NULL || r->changed == NULL)
 		return dcpd_fail(err, -ENOMEM, "out of memory");
 	return 0;
+}
+
+void
+dcpd_daemon_init(struct dcpd_daemon *d)
+{
+	pthread_rwlock_init(&d->run.lock, NULL);
+	pthread_mutex_init(&d->run.config_lock, NULL);
 }
 
 int

@@ -38,13 +38,16 @@ dcpd_engine_load(struct dcpd_model_engine *e, const char *dir,
 	if (rc != 0)
 		return rc;
 	rc = e->backend->ready(e->ctx, &ke);
-	if (rc != 0)
-		return dcpd_fail(err, rc, "%s: %s", dir, ke.text);
-	rc = e->backend->measure(e->ctx, &e->speed);
-	if (rc != 0)
-		return dcpd_fail(err, rc, "measuring the device: %s",
-		    strerror(-rc));
-	return 0;
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s: %s", dir, ke.text);
+}
+
+int
+dcpd_engine_measure(struct dcpd_model_engine *e, struct dcpd_err *err)
+{
+	int rc = e->backend->measure(e->ctx, &e->speed);
+
+	return rc == 0 ? 0 : dcpd_fail(err, rc, "measuring the device: %s",
+	    strerror(-rc));
 }
 
 static int

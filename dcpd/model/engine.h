@@ -1,7 +1,7 @@
 /*
  * The engine of a real model: a backend with its weights and pools, as the
  * scheduler sees it. Built by main in steps, so that each can be logged and
- * timed: plan (memplan.h), open, load, ready.
+ * timed: plan (memplan.h), open, load, measure, graphs.
  */
 #ifndef DCPD_ENGINE_H
 #define DCPD_ENGINE_H
@@ -22,9 +22,11 @@ struct dcpd_model_engine {
 int dcpd_engine_open(struct dcpd_model_engine *, const struct dcpk_backend *,
     const struct dcpd_model_config *, const struct dcpk_setup *,
     struct dcpd_err *);
-/* Load the weights (dir), check that all are there, measure. */
+/* Load the weights (dir), check that all are there. */
 int dcpd_engine_load(struct dcpd_model_engine *, const char *dir,
     const struct dcpd_load_options *, struct dcpd_err *);
+/* How fast the device is, on which choices rest. */
+int dcpd_engine_measure(struct dcpd_model_engine *, struct dcpd_err *);
 /* Run what --cuda-graph-max-bs will have captured; *made: how many kinds. */
 int dcpd_engine_graphs(struct dcpd_model_engine *, uint32_t *made,
     struct dcpd_err *);

@@ -1,14 +1,15 @@
 #!/usr/bin/python3
 """A GPU that breaks under the daemon ends it, as doc/design.md 8 says.
 
-    failstop.py STAGE LIBFAULT [CASE...]        (sticky, events, flags, start)
+    failstop.py STAGE LIBFAULT [CASE...]        (sticky, events, flags, start, driver)
 
 STAGE is an install tree (usr/local/sbin/dcpd and so on). A daemon on dcp-tiny
 decodes; then a kernel of libfault.so traps on its GPU (a sticky error), or
 holds every SM (a stuck peer; ranks that meet by events, or, on two GPUs, by
 flags; one GPU holds both ranks). The process must end by itself, not with
 status 0, after a line that says what was lost; a stuck step is told before.
-start: it is held while the daemon measures it, before it serves.
+start: it is held while the daemon measures it, before it serves. driver: it is
+held before the first product, for whose code the driver waits and never returns.
 """
 import os
 import re
@@ -65,14 +66,14 @@ def run(what, fault, args, seconds, lines):
     d.stop()
 
 
-def start(lines):
+def start(what, product, lines, *args):
     """A daemon that never comes up."""
     from daemon import Daemon
     env = dict(LD_PRELOAD=os.path.abspath(sys.argv[2]),
-               GPU_FAULT="product 0 1")
+               GPU_FAULT=f"product 0 {product}")
     d = Daemon("--model", os.path.join(stage.SRC, "models/dcp-tiny"),
-               "--device", "cuda", "--kv-bytes-per-rank", "64MiB", env=env,
-               ready=60)
+               "--device", "cuda", "--kv-bytes-per-rank", "64MiB", *args,
+               env=env, ready=60)
     said = ""
     try:
         with d:
@@ -80,7 +81,7 @@ def start(lines):
     except RuntimeError as e:
         said = str(e)
     ok = "ended with status" in said and all(x in said for x in lines)
-    check(ok, "held at start", said)
+    check(ok, what, said)
 
 
 def main():
@@ -90,10 +91,15 @@ def main():
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True,
                           text=True).stdout.count("GPU ")
     tp2 = ["--tp", 2, "--dcp-size", 2]
-    for case in sys.argv[3:] or ["sticky", "events", "flags", "start"]:
+    for case in sys.argv[3:] or ["sticky", "events", "flags", "start",
+                                 "driver"]:
         if case == "start":
-            start(["measuring did not end within 20 s", "rank 0 on GPU 0 does "
-                   "not answer, it is lost"])
+            start("held at start", 2, ["measuring did not end within 20 s",
+                  "rank 0 on GPU 0 does not answer, it is lost"])
+        elif case == "driver":
+            start("a driver that does not return", 1,
+                  ["stuck: measure has not ended for 20 s"],
+                  "--stuck-after", 10)
         elif case == "sticky":
             run("sticky error", "trap 0 8", [], 60, ["fault: trap", "cuda: "])
         elif case == "events":

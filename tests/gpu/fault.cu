@@ -4,7 +4,7 @@
  *   GPU_FAULT="trap DEVICE SECONDS"	a kernel that traps: a sticky error
  *   GPU_FAULT="hog DEVICE SECONDS"	kernels that hold every SM for ever
  *   GPU_FAULT="product DEVICE N"	the same, before cuBLASLt's Nth product of
- *					the process: 1 is measured at start
+ *					the process: 1 to 5 are measured at start
  * The daemon's contexts are the devices' primary ones, so they are this
  * library's too.
  */

@@ -1,7 +1,8 @@
 /*
  * A module of --device cuda that finds no GPU: the loader and its refusals are
  * tested with it. FAKE_ABI: the ABI that it claims. FAKE_HANG: exit() never
- * ends, as where a driver waits for a kernel that is stuck.
+ * ends, as where a driver waits for a kernel that is stuck, or, where it is
+ * "open", opening does not.
  */
 #include "config.h"
 
@@ -43,7 +44,11 @@ static int
 fake_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
     struct dcpk_err *err)
 {
-	if (getenv("FAKE_HANG") != NULL)
+	const char *how = getenv("FAKE_HANG");
+
+	if (how != NULL && strcmp(how, "open") == 0)
+		hang();
+	if (how != NULL)
 		atexit(hang);
 	snprintf(err->text, sizeof err->text, "no GPU here, --tp %u needs %u; "
 	    "use --device cpu", s->topo.world, s->topo.world);

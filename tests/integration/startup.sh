@@ -82,6 +82,11 @@ if [ -n "${FAKE_MODULE_DIR:-}" ]; then
 	    --kv-bytes-per-rank 1MiB
 	grep -q "error:.*no GPU here" "$work/log" ||
 	    fail "a driver that hangs at the end: why it ended is not said"
+	# 30 times --stuck-after: looked at last
+	FAKE_HANG=open timeout 60 "$DCPD" --socket "$work/open" --model "$TINY" \
+	    --device cuda --kv-bytes-per-rank 1MiB --stuck-after 1 \
+	    2>"$work/log.open" &
+	hangs=$!
 	unset DCPD_MODULE_DIR
 fi
 
@@ -153,4 +158,15 @@ ctl generate --prompt x 2>"$work/log" || rc=$?
 rc=0
 ctl nonsense 2>"$work/log" || rc=$?
 [ $rc = 2 ] || fail "no such command: $rc, want 2"
+
+# A driver that does not come back, above: no configuration is to blame.
+if [ -n "${hangs:-}" ]; then
+	rc=0
+	wait "$hangs" || rc=$?
+	cp "$work/log.open" "$work/log"
+	[ $rc = 1 ] || fail "a driver that hangs in open: $rc, want 1"
+	grep -q "stuck: open has not ended for 30 s: the device" "$work/log" ||
+	    fail "a driver that hangs in open: not said"
+	[ ! -e "$work/open" ] || fail "a driver that hangs in open: its socket"
+fi
 echo "all ok"
