@@ -98,8 +98,8 @@ def main():
                   "rank 0 on GPU 0 does not answer, it is lost"])
         elif case == "driver":
             start("a driver that does not return", 1,
-                  ["stuck: measure has not ended for 20 s"],
-                  "--stuck-after", 10)
+                  ["stuck: measure has not ended for 10 s"],
+                  "--stuck-after", 5)
         elif case == "sticky":
             run("sticky error", "trap 0 8", [], 60, ["fault: trap", "cuda: "])
         elif case == "events":
