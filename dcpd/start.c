@@ -452,7 +452,7 @@ phase_measure(struct dcpd_daemon *d, struct dcpd_err *err)
 	int rc;
 
 	phase(d, "measure", MEASURE_MOST);
-	rc = dcpd_engine_measure(&d->model, err);
+	rc = dcpd_engine_ready(&d->model, d->opt.model, err);
 	if (rc != 0)
 		return rc;
 	phase_done(d, "memory %.4g GB/s, products %.4g Gflop/s",

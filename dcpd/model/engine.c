@@ -30,22 +30,20 @@ int
 dcpd_engine_load(struct dcpd_model_engine *e, const char *dir,
     const struct dcpd_load_options *o, struct dcpd_err *err)
 {
-	struct dcpk_err ke = { "" };
-	int rc;
-
-	rc = dcpd_weights_load(dir, e->cfg, &e->setup.topo, e->backend, e->ctx,
-	    o, err);
-	if (rc != 0)
-		return rc;
-	rc = e->backend->ready(e->ctx, &ke);
-	return rc == 0 ? 0 : dcpd_fail(err, rc, "%s: %s", dir, ke.text);
+	return dcpd_weights_load(dir, e->cfg, &e->setup.topo, e->backend,
+	    e->ctx, o, err);
 }
 
 int
-dcpd_engine_measure(struct dcpd_model_engine *e, struct dcpd_err *err)
+dcpd_engine_ready(struct dcpd_model_engine *e, const char *dir,
+    struct dcpd_err *err)
 {
-	int rc = e->backend->measure(e->ctx, &e->speed);
+	struct dcpk_err ke = { "" };
+	int rc = e->backend->ready(e->ctx, &ke);
 
+	if (rc != 0)
+		return dcpd_fail(err, rc, "%s: %s", dir, ke.text);
+	rc = e->backend->measure(e->ctx, &e->speed);
 	return rc == 0 ? 0 : dcpd_fail(err, rc, "measuring the device: %s",
 	    strerror(-rc));
 }

@@ -22,11 +22,13 @@ struct dcpd_model_engine {
 int dcpd_engine_open(struct dcpd_model_engine *, const struct dcpk_backend *,
     const struct dcpd_model_config *, const struct dcpk_setup *,
     struct dcpd_err *);
-/* Load the weights (dir), check that all are there. */
+/* Load the weights (dir). */
 int dcpd_engine_load(struct dcpd_model_engine *, const char *dir,
     const struct dcpd_load_options *, struct dcpd_err *);
-/* How fast the device is, on which choices rest. */
-int dcpd_engine_measure(struct dcpd_model_engine *, struct dcpd_err *);
+/* Check that all weights are there (dir: for the error), bring them into form,
+ * and measure the device: choices rest on how fast it is. */
+int dcpd_engine_ready(struct dcpd_model_engine *, const char *dir,
+    struct dcpd_err *);
 /* Run what --cuda-graph-max-bs will have captured; *made: how many kinds. */
 int dcpd_engine_graphs(struct dcpd_model_engine *, uint32_t *made,
     struct dcpd_err *);

@@ -159,8 +159,8 @@ open_engine(uint32_t tp, uint32_t dcp)
 	dcpd_memplan_setup(&in, &topo, plan.pages, 0, &s);
 	ck_assert_msg(dcpd_engine_open(&E, &dcpk_cpu, &cfg, &s, &err) == 0,
 	    "%s", err.text);
-	ck_assert_msg(dcpd_engine_load(&E, dir, &lo, &err) == 0, "%s",
-	    err.text);
+	ck_assert_msg(dcpd_engine_load(&E, dir, &lo, &err) == 0 &&
+	    dcpd_engine_ready(&E, dir, &err) == 0, "%s", err.text);
 }
 
 static bool

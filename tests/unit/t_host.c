@@ -57,7 +57,8 @@ open_engine(int layout, enum dcpk_kv kv)
 	ck_assert_msg(dcpd_engine_open(&E, &dcpk_cpu, &cfg, &s, &err) == 0,
 	    "%s", err.text);
 	ck_assert_msg(dcpd_engine_load(&E, mu_src("models/dcp-tiny", dir), &lo,
-	    &err) == 0 && dcpd_engine_measure(&E, &err) == 0, "%s", err.text);
+	    &err) == 0 && dcpd_engine_ready(&E, dir, &err) == 0, "%s",
+	    err.text);
 }
 
 /* The text's rows into these pages, in one pass. */
