@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import module_check as mc
 import stage
@@ -40,6 +41,7 @@ class Device:
             ctx = ctypes.c_void_p()
             self.must(self.cu.cuDevicePrimaryCtxRetain(ctypes.byref(ctx), i))
             self.ctx.append(ctx)
+        self.first = self.free()
 
     @staticmethod
     def must(rc):
@@ -55,6 +57,15 @@ class Device:
                                               ctypes.byref(b)))
             out.append(a.value)
         return out
+
+    def idle(self):
+        """Free memory, once the driver has back what a process before had."""
+        end, now = time.monotonic() + 20, self.free()
+        while time.monotonic() < end and \
+                any(a < b - SLACK for a, b in zip(now, self.first)):
+            time.sleep(0.1)
+            now = self.free()
+        return now
 
 
 def folder(config):
@@ -88,7 +99,7 @@ def run(dev, case, flags, per_gpu, env=None):
     from daemon import Daemon
     path, load, tokens = model(case)
     what = f"{case} {' '.join(map(str, flags))}"
-    before = dev.free()
+    before = dev.idle()
     with Daemon("--model", path, *load, "--device", "cuda",
                 "--kv-bytes-per-rank", "128MiB", "--chunked-prefill-size",
                 2048, "--max-running-requests", 16, *flags, ready=60,
