@@ -65,13 +65,12 @@ add_sample(struct dcpd_sched *s, struct req *r, uint32_t row)
 	if (!r->masked)
 		for (uint32_t i = 0; i < r->adj.n_hush; i++)
 			adj[r->adj.hush[i]].bias = -INFINITY;
-	/* A mask that allows the end only is not overruled. */
-	if (r->masked)
-		return dcpd_planb_mask(&s->plan, sm, r->mask, r->mask_words);
+	/* Where a mask allows nothing else, the sampler has the mask hold. */
 	if (r->n_out < r->min_tokens)
 		for (uint32_t i = 0; i < r->adj.n_ban; i++)
 			adj[r->adj.ban[i]].bias = -INFINITY;
-	return 0;
+	return r->masked ? dcpd_planb_mask(&s->plan, sm, r->mask,
+	    r->mask_words) : 0;
 }
 
 /* Row i's logprob of the prompt token that follows it. */

@@ -185,8 +185,10 @@ uint32_t dcpc_topk(const float *const *scores, const uint32_t *n, uint32_t D,
  * top_k (exactly k), top_p of what top_k left (a token stays while the mass
  * before it is less than top_p), min_p times the best. Then the inverse of
  * the distribution over the rest in (logit desc, id asc), at a point that
- * depends on (seed, index) alone. NaN logits count as -inf. If every token is
- * banned, the largest logit that token_ok allows.
+ * depends on (seed, index) alone. NaN logits count as -inf. If biases and
+ * penalties have banned every token, the largest logit that token_ok and the
+ * mask allow, where none of these is a number the mask's first; if there is no
+ * such token, the largest that token_ok allows, or id 0.
  */
 size_t dcpc_sample_ws(uint32_t V);
 void dcpc_sample(const float *logits, uint32_t V, const struct dcpk_sample *s,

@@ -43,6 +43,27 @@ banned(const struct dcpk_adjust *a, uint32_t n, uint32_t token)
 	return false;
 }
 
+/*
+ * As samplers do: from t on, the first that the mask has and nothing bans, or
+ * else that the mask has.
+ */
+static uint32_t
+masked(uint32_t t, uint32_t vocab, const uint32_t *mask,
+    const struct dcpk_adjust *a, uint32_t n)
+{
+	uint32_t i, id, kept = vocab;
+
+	for (i = 0; i < vocab; i++) {
+		id = (t + i) % vocab;
+		if (!(mask[id / 32] >> id % 32 & 1))
+			continue;
+		if (!banned(a, n, id))
+			return id;
+		kept = kept == vocab ? id : kept;
+	}
+	return kept;
+}
+
 static void
 keep_pass(struct fk_engine *e, const struct dcpk_plan *p)
 {
@@ -99,8 +120,12 @@ draw(struct fk_engine *e, const struct dcpk_plan *p, struct dcpk_result *res)
 		uint32_t t = pick(h, e->e.vocab, s->flags & DCPK_S_GREEDY ?
 		    NULL : &s->seed, s->index);
 
-		while (banned(adj + s->adj0, s->adjs, t))
-			t = (t + 1) % e->e.vocab;
+		if (s->flags & DCPK_S_MASK)
+			t = masked(t, e->e.vocab, DCPK_MASK(p) + s->mask,
+			    adj + s->adj0, s->adjs);
+		else
+			while (banned(adj + s->adj0, s->adjs, t))
+				t = (t + 1) % e->e.vocab;
 		if (e->script != NULL)
 			t = s->index < e->n_script ? e->script[s->index] :
 			    FK_EOS;

@@ -331,6 +331,30 @@ START_TEST(penalties_bias_and_bans)
 }
 END_TEST
 
+/* However it comes to that: greedy or drawn, the largest logit that is left. */
+START_TEST(every_token_banned)
+{
+	struct dcpk_sample s = plain();
+	struct dcpk_adjust a[V];
+	uint32_t ok[2] = { ~1u, ~0u }, mask[2] = { 0, 7u << 8 };
+	float z[V], none[V];
+
+	for (uint32_t i = 0; i < V; i++) {
+		a[i] = (struct dcpk_adjust){ .token = i, .bias = -INFINITY };
+		z[i] = -(float)i;
+		none[i] = NAN;
+	}
+	s.adjs = V;
+	for (s.seed = 0; s.seed < 50; s.seed++) {
+		ck_assert_uint_eq(take(z, &s, a, NULL, NULL), 0);
+		ck_assert_uint_eq(take(z, &s, a, ok, NULL), 1);
+		ck_assert_uint_eq(take(z, &s, a, ok, mask), 40);
+		ck_assert_uint_eq(take(none, &s, a, ok, mask), 40);
+		ck_assert_uint_eq(take(none, &s, a, ok, NULL), 0);
+	}
+}
+END_TEST
+
 START_TEST(logprobs_are_of_the_raw_logits)
 {
 	struct dcpk_sample s = plain();
@@ -418,6 +442,7 @@ main(void)
 	tcase_add_test(t, seed_and_index_alone_decide);
 	tcase_add_test(t, neighbouring_seeds_are_independent);
 	tcase_add_test(t, penalties_bias_and_bans);
+	tcase_add_test(t, every_token_banned);
 	tcase_add_test(t, logprobs_are_of_the_raw_logits);
 	tcase_add_test(t, large_logits);
 	suite_add_tcase(s, t);

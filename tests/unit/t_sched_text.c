@@ -204,6 +204,52 @@ START_TEST(a_stop_id_is_a_token_without_text)
 }
 END_TEST
 
+/* The model that has no script gives what its hash says and the mask allows. */
+START_TEST(min_tokens_keep_stop_ids_away_from_a_form)
+{
+	struct fk_req q = { .text = "x", .max_tokens = 8,
+	    .options = "{\"response_format\":{\"type\":\"json_schema\","
+	    "\"json_schema\":{\"schema\":{\"type\":\"string\"}}}}" };
+	const struct fk_seen *f;
+
+	start("");
+	F.e.script = NULL;
+	f = one(&q);
+	ck_assert_msg(f->error == 0 && f->n == 8, "%u: %s", f->n,
+	    f->error_text);
+	q.stop_ids[0] = f->tokens[3];
+	q.n_stop_ids = 1;
+	f = one(&q);
+	ck_assert_uint_eq(f->finish, DCP_FINISH_STOP);
+	ck_assert_uint_le(f->n, 4);
+	q.p.min_tokens = 8;
+	f = one(&q);
+	ck_assert_uint_eq(f->finish, DCP_FINISH_LENGTH);
+	ck_assert_uint_eq(f->n, 8);
+	for (uint32_t i = 0; i < 8; i++)
+		ck_assert_uint_ne(f->tokens[i], q.stop_ids[0]);
+	/* It ends nothing else: what the form has closed is closed. */
+	q.options = "{\"response_format\":{\"type\":\"json_schema\","
+	    "\"json_schema\":{\"schema\":{\"const\":7}}}}";
+	f = one(&q);
+	ck_assert_msg(f->error == 0, "%s", f->error_text);
+	ck_assert_uint_eq(f->finish, DCP_FINISH_STOP);
+	expect_text(f, DCP_CH_CONTENT, "7");
+	/*
+	 * Nor does it break the form, where that has nothing but a stop id: at
+	 * most a newline and 32 spaces may come before.
+	 */
+	q.stop_ids[0] = f->tokens[0];
+	q.p.min_tokens = q.max_tokens = 50;
+	f = one(&q);
+	ck_assert_uint_eq(f->finish, DCP_FINISH_STOP);
+	ck_assert_uint_gt(f->n, 1);
+	ck_assert_uint_lt(f->n, 50);
+	ck_assert_uint_eq(f->tokens[f->n - 1], q.stop_ids[0]);
+	stop();
+}
+END_TEST
+
 #define CHAT(m) { .text = (m), .chat = true, .max_tokens = 500 }
 
 START_TEST(chat_divides_reasoning_from_content)
@@ -355,6 +401,7 @@ main(void)
 	tcase_add_loop_test(t, a_stop_string_ends_the_answer, 0, 5);
 	tcase_add_test(t, a_stop_string_waits_for_min_tokens);
 	tcase_add_test(t, a_stop_id_is_a_token_without_text);
+	tcase_add_test(t, min_tokens_keep_stop_ids_away_from_a_form);
 	tcase_add_test(t, chat_divides_reasoning_from_content);
 	tcase_add_test(t, only_chat_is_parsed);
 	tcase_add_test(t, a_tool_call_is_the_reason_of_its_end);
