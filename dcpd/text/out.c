@@ -143,7 +143,7 @@ waiting_space(const struct dcpd_out *o)
 int
 out_content(struct dcpd_out *o, const char *s, size_t n)
 {
-	bool blank = true, early = o->pushed <= o->min_tokens;
+	bool blank = true, early = o->early_now;
 	size_t wait, i;
 	int rc;
 
@@ -246,6 +246,22 @@ tag_at(struct dcpd_out *o, const char *s, size_t n, struct out_tag *tag)
 	return m == -1 && maybe ? 0 : m;
 }
 
+/* .scan from `from` to `to`, which may have waited since early tokens. */
+static int
+scan_text(struct dcpd_out *o, size_t from, size_t to)
+{
+	size_t mid = dcpd_min64(o->scan_early, to);
+	int rc = 0;
+
+	if (from < mid) {
+		o->early_now = true;
+		rc = out_text(o, o->scan.v + from, mid - from);
+		from = mid;
+	}
+	o->early_now = false;
+	return rc != 0 ? rc : out_text(o, o->scan.v + from, to - from);
+}
+
 /* Divide .scan into text and marks, as far as can be told. */
 static int
 scan(struct dcpd_out *o, bool end)
@@ -266,20 +282,22 @@ scan(struct dcpd_out *o, bool end)
 			at++;
 			continue;
 		}
-		rc = out_text(o, o->scan.v + from, at - from);
+		rc = scan_text(o, from, at);
 		from = at;
 		if (len == 0 || rc != 0)
 			goto out;
 		tag.raw = p;
 		tag.n = (size_t)len;
+		o->early_now = at + tag.n <= o->scan_early;
 		rc = on_mark(o, &tag);
 		at = from = at + (size_t)len;
 	}
 	if (rc == 0) {
-		rc = out_text(o, o->scan.v + from, o->scan.n - from);
+		rc = scan_text(o, from, o->scan.n);
 		from = o->scan.n;
 	}
 out:
+	o->scan_early -= dcpd_min64(from, o->scan_early);
 	dcpd_buf_drop(&o->scan, from);
 	return rc;
 }
@@ -288,9 +306,12 @@ out:
 static int
 characters(struct dcpd_out *o, const char *s, size_t n)
 {
+	o->early_now = o->pushed <= o->min_tokens;
 	if (!o->scans)
 		return out_text(o, s, n);
 	dcpd_buf_add(&o->scan, s, n);
+	if (o->early_now)
+		o->scan_early = o->scan.n;
 	return o->scan.failed ? -ENOMEM : scan(o, false);
 }
 
@@ -353,6 +374,7 @@ push_token(struct dcpd_out *o, uint32_t id)
 	if (i < N_TOKEN_MARKS) {
 		tag.mark = (enum out_mark)i;
 		rc = end_text(o);
+		o->early_now = o->pushed <= o->min_tokens;
 		return rc != 0 ? rc : on_mark(o, &tag);
 	}
 	if (!special || o->special)

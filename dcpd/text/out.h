@@ -64,6 +64,8 @@ struct dcpd_out {
 	size_t early;			/* of held: text of the first min_tokens
 					   tokens, where no stop string ends */
 	size_t space_early;		/* of space: the same */
+	size_t scan_early;		/* of scan: the same */
+	bool early_now;			/* so is what goes to the state */
 
 	/* the call being read */
 	const json_t *tools;

@@ -397,7 +397,6 @@ START_TEST(no_stop_string_ends_before_min_tokens)
 }
 END_TEST
 
-/* Reasoning's tokens count, its text is not looked at. */
 /* Newlines that waited for a call are still of the tokens that they came in. */
 START_TEST(min_tokens_count_what_waits)
 {
@@ -431,6 +430,42 @@ START_TEST(min_tokens_count_what_waits)
 }
 END_TEST
 
+/* And so is what waited as the beginning of a mark that it is not. */
+START_TEST(min_tokens_count_a_mark_that_is_none)
+{
+	static const struct {
+		uint32_t min;
+		const char *stop, *want;
+	} c[] = {
+		{ 6, "<\uff5cD", "[C]ab[STOP]" },
+		{ 7, "<\uff5cD", "[C]ab<\uff5cDcd" },
+		{ 7, "Dc", "[C]ab<\uff5c[STOP]" },
+		{ 8, "Dc", "[C]ab<\uff5cDcd" },
+		{ 7, "c", "[C]ab<\uff5cD[STOP]" },
+		{ 2, "b", "[C]ab<\uff5cDcd" },
+	};
+	size_t k;
+
+	for (k = 0; k < sizeof c / sizeof *c; k++) {
+		struct how how = { .parser = DCPD_PARSE_DSV32,
+			.min = c[k].min, .stop = { c[k].stop } };
+		struct dcpd_ids ids = { 0 }, bytes = { 0 };
+		char *got;
+
+		encode(glm, "ab<\uff5cDcd", &ids);
+		text_into_bytes(glm, &ids, &bytes);
+		ck_assert_uint_eq(bytes.n, 9);
+		got = run(glm, &how, &bytes);
+		ck_assert_msg(strcmp(got, c[k].want) == 0, "%s, %u: %s",
+		    c[k].stop, c[k].min, got);
+		free(got);
+		dcpd_ids_free(&ids);
+		dcpd_ids_free(&bytes);
+	}
+}
+END_TEST
+
+/* Reasoning's tokens count, its text is not looked at. */
 START_TEST(min_tokens_count_reasoning)
 {
 	struct how how = { .parser = DCPD_PARSE_GLM, .thinking = true,
@@ -694,6 +729,7 @@ main(void)
 	tcase_add_test(tc, stop_strings_hold_no_more_than_needed);
 	tcase_add_test(tc, no_stop_string_ends_before_min_tokens);
 	tcase_add_test(tc, min_tokens_count_what_waits);
+	tcase_add_test(tc, min_tokens_count_a_mark_that_is_none);
 	tcase_add_test(tc, min_tokens_count_reasoning);
 	tcase_add_test(tc, the_stop_string_that_matched_is_told);
 	tcase_add_test(tc, emoji_across_tokens);
