@@ -3,6 +3,8 @@
  * event loop, no locks, nothing that blocks.
  *
  *   server.c     sockets, limits, deadlines: the only file that calls evhttp
+ *   scan.c       a request's framing, followed beside evhttp
+ *   words.c      what evhttp says itself, in the API's form
  *   call.c       one exchange: body, JSON, reply, error, server-sent events
  *   routes.c     the table of paths
  *   fields.c     a body's fields -> struct params, types checked

@@ -13,8 +13,9 @@ plugins_http_la_SOURCES = plugins/http/http.c plugins/http/http.h \
 	plugins/http/messages_in.c plugins/http/responses.c \
 	plugins/http/responses.h plugins/http/responses_in.c \
 	plugins/http/responses_tools.c \
-	plugins/http/routes.c plugins/http/server.c plugins/http/tokenize.c \
-	plugins/http/why.h
+	plugins/http/routes.c plugins/http/scan.c plugins/http/scan.h \
+	plugins/http/server.c plugins/http/tokenize.c plugins/http/why.h \
+	plugins/http/words.c plugins/http/words.h
 plugins_http_la_CPPFLAGS = $(AM_CPPFLAGS) $(LIBEVENT_CFLAGS)
 plugins_http_la_LDFLAGS = $(PLUGIN_LDFLAGS)
 plugins_http_la_LIBADD = libdcpclient.la $(LIBEVENT_LIBS) $(JANSSON_LIBS) \
@@ -52,6 +53,12 @@ TESTS += tests/integration/test_metrics.py tests/integration/test_page.py
 EXTRA_DIST += $(PAGE_PARTS) plugins/http/page-join plugins/http/page-hash \
 	tests/integration/test_metrics.py tests/integration/test_page.py \
 	tests/lib/browser.py
+
+check_PROGRAMS += tests/unit/t_http_scan
+TESTS += tests/unit/t_http_scan
+tests_unit_t_http_scan_SOURCES = tests/unit/t_http_scan.c plugins/http/scan.c \
+	plugins/http/scan.h
+tests_unit_t_http_scan_LDADD = $(TEST_LIBS)
 
 # They define the functions of libdcpclient that the plugin then finds first.
 check_PROGRAMS += tests/fuzz/fuzz_http tests/fuzz/fuzz_body

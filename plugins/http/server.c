@@ -33,6 +33,8 @@
 
 #include "plugins/http/call.h"
 #include "plugins/http/listen.h"
+#include "plugins/http/scan.h"
+#include "plugins/http/words.h"
 
 #define BEAT_S 5.0		/* of silence in a stream */
 #define TRIM_S 1.0		/* from one malloc_trim() to the next */
@@ -58,7 +60,7 @@ struct conn {
 	enum state state;
 	double since;		/* of the state; BODY: of the last byte */
 	double t_progress;	/* the client last took a byte */
-	bool line_empty;	/* scan: no byte since the last newline */
+	struct scan scan;	/* HEAD, BODY: of what came in so far */
 	size_t held;		/* bytes of its request, until they are freed */
 	bool spare;		/* above the cap */
 	bool broken;		/* to be dropped by the next tick */
@@ -120,67 +122,6 @@ listeners_on(struct server *s, bool on)
 		else
 			evconnlistener_disable(s->ev[i]);
 	}
-}
-
-/* --- what evhttp says itself ------------------------------------------- */
-
-static const char *
-own_words(int status)
-{
-	switch (status) {
-	case 400:
-		return "no request that can be read: not HTTP/1.1, a head of "
-		    "more than 16 KiB, or Content-Length beside "
-		    "Transfer-Encoding";
-	case 413:
-		return "the body is larger than 32 MiB, or the size of a chunk "
-		    "cannot be read: a hexadecimal number, no extensions";
-	case 417:
-		return "Expect: only 100-continue is known";
-	case 501:
-		return "no such method";
-	default:
-		return "the request cannot be served";
-	}
-}
-
-/*
- * Put an error of the API's form in the place of evhttp's page, which is HTML
- * and says too little. The connection ends with it, either way.
- */
-static bool
-reword_now(struct evbuffer *out)
-{
-	char line[16] = "", body[320];
-	int status, n;
-
-	evbuffer_copyout(out, line, sizeof line - 1);
-	if (strncmp(line, "HTTP/1.", 7) != 0 || strlen(line) < 12)
-		return false;
-	status = atoi(line + 9);
-	if (status < 400)
-		return false;		/* 100 Continue */
-	evbuffer_drain(out, evbuffer_get_length(out));
-	n = snprintf(body, sizeof body, "{\"error\":{\"message\":\"%s\","
-	    "\"type\":\"invalid_request_error\",\"param\":null,"
-	    "\"code\":\"bad_http\"}}", own_words(status));
-	evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nContent-Type: "
-	    "application/json\r\nConnection: close\r\n"
-	    "Content-Length: %d\r\n\r\n%s", status,
-	    status == 413 ? "Content Too Large" : "Bad Request", n, body);
-	return true;
-}
-
-/* A bufferevent lets nobody else take from the front of its output. */
-static bool
-reword(struct evbuffer *out)
-{
-	bool done;
-
-	evbuffer_unfreeze(out, 1);
-	done = reword_now(out);
-	evbuffer_freeze(out, 1);
-	return done;
 }
 
 /* --- connections ------------------------------------------------------- */
@@ -251,24 +192,19 @@ refuse_tls(struct conn *c)
 	    "does not: say http://, or put a proxy in front");
 }
 
-/* Follow a head's bytes; an empty line ends it. */
+/* Follow a request's bytes. */
 static void
 scan(struct conn *c, const char *p, size_t n)
 {
-	const char *end = p + n;
-
 	if (n > 0 && c->state == C_IDLE) {
 		enter(c, C_HEAD);
-		c->line_empty = false;
+		scan_begin(&c->scan);
 		if (*p == TLS_GREETING)
 			refuse_tls(c);
 	}
-	for (; p < end && c->state == C_HEAD; p++) {
-		if (*p == '\n' && c->line_empty)
-			enter(c, C_BODY);
-		else if (*p != '\r')
-			c->line_empty = *p == '\n';
-	}
+	scan_bytes(&c->scan, p, n);
+	if (c->state == C_HEAD && c->scan.head_over)
+		enter(c, C_BODY);
 	if (n > 0 && c->state == C_BODY)
 		c->since = http_now();
 }
@@ -277,22 +213,25 @@ scan(struct conn *c, const char *p, size_t n)
 static void
 scan_tail(struct conn *c, struct evbuffer *in, size_t n)
 {
-	struct evbuffer_iovec v[8];
+	struct evbuffer_iovec v;
 	struct evbuffer_ptr at;
-	int i, k;
 
 	if (c->state > C_BODY || n == 0)
 		return;
-	if (c->state == C_BODY) {
+	if (c->state == C_BODY && !scan_looks(&c->scan)) {
 		c->since = http_now();
 		return;
 	}
 	if (evbuffer_ptr_set(in, &at, evbuffer_get_length(in) - n,
 	    EVBUFFER_PTR_SET) != 0)
 		return;
-	k = evbuffer_peek(in, -1, &at, v, 8);
-	for (i = 0; i < k && i < 8; i++)
-		scan(c, v[i].iov_base, v[i].iov_len);
+	while (n > 0 && evbuffer_peek(in, -1, &at, &v, 1) > 0) {
+		scan(c, v.iov_base, v.iov_len);
+		n -= v.iov_len;
+		if (n > 0 && evbuffer_ptr_set(in, &at, v.iov_len,
+		    EVBUFFER_PTR_ADD) != 0)
+			return;
+	}
 }
 
 static void
@@ -403,7 +342,7 @@ on_later(struct conn *c)
 			call->ops->room(call->arg);
 	} else if (!c->reworded &&
 	    (c->state == C_HEAD || c->state == C_BODY)) {
-		c->reworded = reword(bufferevent_get_output(c->bev));
+		c->reworded = words_replace(bufferevent_get_output(c->bev));
 	}
 }
 
@@ -505,9 +444,9 @@ on_complete(struct evhttp_request *req, void *arg)
 	scan_tail(c, in, evbuffer_get_length(in));
 }
 
-/* NULL, or why this head could be read in two ways. */
+/* NULL, or why this request could be read in two ways. */
 static const char *
-smuggling(struct evhttp_request *req)
+smuggling(const struct conn *c, struct evhttp_request *req)
 {
 	struct evkeyvalq *h = evhttp_request_get_input_headers(req);
 	const char *te = NULL;
@@ -537,7 +476,8 @@ smuggling(struct evhttp_request *req)
 		return "more than one Content-Length or Transfer-Encoding";
 	if (te != NULL && strcasecmp(te, "chunked") != 0)
 		return "a Transfer-Encoding other than chunked";
-	return NULL;
+	return c != NULL && c->scan.bad ? "a chunk that is none: its size is "
+	    "hexadecimal digits and CR LF, and CR LF follows its bytes" : NULL;
 }
 
 /* Read on while the request is answered, to notice that the client leaves. */
@@ -596,7 +536,7 @@ on_request(struct evhttp_request *req, void *arg)
 {
 	struct server *s = arg;
 	struct conn *c = conn_of(s, req);
-	const char *why = smuggling(req);
+	const char *why = smuggling(c, req);
 	struct call *call = c != NULL ? call_new(c, req) : NULL;
 
 	s->n_requests++;
@@ -611,8 +551,8 @@ on_request(struct evhttp_request *req, void *arg)
 	if (why != NULL || c->spare)
 		call_set_header(call, "Connection", "close");
 	if (why != NULL)
-		call_error(call, 400, NULL, "bad_request", "the head has %s: "
-		    "refused, and the connection ends", why);
+		call_error(call, 400, NULL, "bad_request", "the request has "
+		    "%s; it is refused, and the connection ends", why);
 	else if (c->spare)
 		call_error(call, 503, NULL, "too_many_connections",
 		    "%u connections are open, the most there may be; try "

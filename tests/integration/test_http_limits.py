@@ -303,6 +303,38 @@ def chunked_bodies_are_read(d):
             assert closes(s) and s.buf == b"", (size, s.buf)
 
 
+def chunks_that_are_none_are_refused(d):
+    """libevent takes more for a chunk's size than RFC 9112: a proxy that reads
+    it in another way passes on a second request unseen."""
+    raw = json.dumps(SHORT).encode()
+    n, head = len(raw), b"POST /v1/completions HTTP/1.1\r\n" \
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    last, after = b"0\r\n\r\n", request("GET", "/health")
+    for body in (b"0x%x\r\n%s\r\n" % (n, raw), b"+%x\r\n%s\r\n" % (n, raw),
+                 b"%x ;a\r\n%s\r\n" % (n, raw), b" %x\r\n%s\r\n" % (n, raw),
+                 b"%x 5\r\n%s\r\n" % (n, raw), b"%x\n%s\r\n" % (n, raw),
+                 b"%x\r\n%s" % (n, raw), b"%x\r\n%s\r\n\r\n" % (n, raw),
+                 b"\r\n%x\r\n%s\r\n" % (n, raw)):
+        for pieces in (False, True):
+            with Raw(d.port) as s:
+                s.send(request("GET", "/health"))
+                assert s.answer()[0] == 200
+                for part in ([head, body, last, after] if pieces else
+                             [head + body + last + after]):
+                    s.send(part)
+                    time.sleep(0.05 if pieces else 0)
+                status, _, got = s.answer()
+                assert status == 400 and "chunk" in error(got)["message"], (
+                    body, status, got)
+                assert closes(s) and s.buf == b"", (body, s.buf)
+    for body in (b"%04X\r\n%s\r\n0\r\n\r\n" % (n, raw),
+                 b"%x\r\n%s\r\n000\r\nX-Sum: 0x5\r\n\r\n" % (n, raw)):
+        with Raw(d.port) as s:
+            s.send((head + body + after) * 2)
+            for _ in range(4):
+                assert s.answer()[0] == 200, body
+
+
 def an_old_client_gets_a_stream_that_ends(d):
     with Raw(d.port) as s:
         s.send(request("POST", "/v1/completions", dict(SHORT, stream=True),
@@ -871,6 +903,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         a_slow_reader_gets_all_of_it, a_flood_while_streaming_is_not_read,
         a_large_head_is_refused, a_large_body_is_refused,
         a_length_in_doubt_is_refused, chunked_bodies_are_read,
+        chunks_that_are_none_are_refused,
         an_old_client_gets_a_stream_that_ends, silence_is_filled,
         tls_is_refused_at_once, keep_alive_holds, the_request_id_comes_back,
         cors_is_off,

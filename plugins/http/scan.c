@@ -1,0 +1,141 @@
+/* The framing of a request, as its bytes come in: see scan.h. Any thread. */
+#include "config.h"
+
+#include <ctype.h>
+
+#include "plugins/http/scan.h"
+
+#define DIGITS_MAX 16u		/* of a size; evhttp's limit is far below */
+
+enum {
+	AT_HEAD,
+	AT_SIZE,		/* a chunk's; .matched are its digits */
+	AT_SIZE_LF,
+	AT_DATA, AT_DATA_CR, AT_DATA_LF,
+	AT_TRAILER,
+	AT_END,			/* or there is nothing to look for */
+};
+
+static const char field[] = "transfer-encoding:";
+#define FIELD_LEN (sizeof field - 1)
+
+void
+scan_begin(struct scan *s)
+{
+	*s = (struct scan){ .at = AT_HEAD };
+}
+
+bool
+scan_looks(const struct scan *s)
+{
+	return s->at != AT_END;
+}
+
+/* A byte of the head or of a trailer; true: that is over with it. */
+static bool
+line(struct scan *s, char c)
+{
+	if (c == '\n') {
+		if (s->line_empty)
+			return true;
+		s->line_empty = true;
+		s->matched = 0;
+		return false;
+	}
+	if (c != '\r')
+		s->line_empty = false;
+	if (s->matched >= FIELD_LEN)
+		return false;
+	if (tolower((unsigned char)c) == field[s->matched])
+		s->chunked |= ++s->matched == FIELD_LEN;
+	else
+		s->matched = FIELD_LEN;
+	return false;
+}
+
+static int
+digit(char c)
+{
+	return c >= '0' && c <= '9' ? c - '0' :
+	    c >= 'a' && c <= 'f' ? c - 'a' + 10 :
+	    c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+static int
+size_begins(struct scan *s)
+{
+	s->matched = 0;
+	s->left = 0;
+	return AT_SIZE;
+}
+
+static int
+size(struct scan *s, char c)
+{
+	int d = digit(c);
+
+	if (d >= 0 && s->matched < DIGITS_MAX) {
+		s->matched++;
+		s->left = s->left << 4 | (unsigned)d;
+		return AT_SIZE;
+	}
+	s->bad = c != '\r' || s->matched == 0;
+	return s->bad ? AT_END : AT_SIZE_LF;
+}
+
+/* Behind a size: a chunk, or the trailer. */
+static int
+size_ends(struct scan *s)
+{
+	s->line_empty = true;
+	return s->left > 0 ? AT_DATA : AT_TRAILER;
+}
+
+static int
+expect(struct scan *s, char c, char want, int then)
+{
+	s->bad = c != want;
+	return s->bad ? AT_END : then;
+}
+
+static int
+step(struct scan *s, char c)
+{
+	switch (s->at) {
+	case AT_HEAD:
+		s->head_over = line(s, c);
+		return !s->head_over ? AT_HEAD :
+		    s->chunked ? size_begins(s) : AT_END;
+	case AT_SIZE:
+		return size(s, c);
+	case AT_SIZE_LF:
+		return expect(s, c, '\n', size_ends(s));
+	case AT_DATA_CR:
+		return expect(s, c, '\r', AT_DATA_LF);
+	case AT_DATA_LF:
+		return expect(s, c, '\n', size_begins(s));
+	case AT_TRAILER:
+		return line(s, c) ? AT_END : AT_TRAILER;
+	default:
+		return AT_END;
+	}
+}
+
+void
+scan_bytes(struct scan *s, const char *p, size_t n)
+{
+	const char *end = p + n;
+
+	while (p < end && s->at != AT_END) {
+		if (s->at != AT_DATA) {
+			s->at = step(s, *p++);
+			continue;
+		}
+		n = (size_t)(end - p) < s->left ? (size_t)(end - p) :
+		    (size_t)s->left;
+		p += n;
+		s->left -= n;
+		if (s->left == 0)
+			s->at = AT_DATA_CR;
+	}
+}

@@ -1,0 +1,32 @@
+/*
+ * What the bytes of a request say of its framing, followed as they come in and
+ * before evhttp has them: where the head ends, and whether a body in chunks is
+ * one by RFC 9112, section 7.1. evhttp takes more for a size of a chunk: "0x5",
+ * "+5", "5 junk", none between chunks or an empty line. Whoever is in front of
+ * us may read those in another way, and then a second request is in the body.
+ */
+#ifndef HTTP_SCAN_H
+#define HTTP_SCAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct scan {
+	int at;			/* scan.c's */
+	bool head_over;		/* its empty line was there */
+	bool chunked;		/* it has Transfer-Encoding */
+	bool bad;		/* a chunk is none by the RFC */
+	bool line_empty;	/* no byte since the last newline */
+	unsigned matched;	/* bytes of that field's name in this line */
+	uint64_t left;		/* of this chunk */
+};
+
+/* Before a request's first byte. */
+void scan_begin(struct scan *);
+/* The next bytes; those behind the request's end are passed over. */
+void scan_bytes(struct scan *, const char *p, size_t n);
+/* Does it matter what else comes? */
+bool scan_looks(const struct scan *);
+
+#endif
