@@ -52,6 +52,9 @@ void server_forget_body(struct call *);		/* and is needed no longer */
 void server_set_header(struct call *, const char *name, const char *value);
 /* A whole answer, which leaves the buffer; NULL: it has no body. */
 void server_reply_buffer(struct call *, int status, struct evbuffer *);
+/* Whose client has most to take of one yet, and how many bytes; 0: nobody. */
+uint64_t server_largest(const struct server *, struct conn **);
+void server_cut_off(struct conn *);		/* soon; not counted from now */
 void server_stream_begin(struct call *, int status);
 void server_stream_add(struct call *, const char *data, size_t len);
 void server_stream_end(struct call *);

@@ -31,7 +31,6 @@ struct engine {
 	uint32_t context;
 	TAILQ_HEAD(, ereq) live;
 	struct gen_list gens;
-	uint64_t gathered;
 };
 
 /* --- connecting -------------------------------------------------------- */
@@ -403,16 +402,16 @@ engine_token_json(const struct engine *e, uint32_t id)
 
 /* --- life -------------------------------------------------------------- */
 
+struct http *
+engine_http(const struct engine *e)
+{
+	return e->http;
+}
+
 struct gen_list *
 engine_gens(struct engine *e)
 {
 	return &e->gens;
-}
-
-uint64_t *
-engine_gathered(struct engine *e)
-{
-	return &e->gathered;
 }
 
 bool

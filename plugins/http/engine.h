@@ -11,9 +11,8 @@ bool engine_is_idle(const struct engine *);	/* no request runs */
 void engine_tick(struct engine *);	/* once a second */
 void engine_free(struct engine *);
 
-/* What generate.c keeps: a list, and the sum of what its answers gather. */
-struct gen_list *engine_gens(struct engine *);
-uint64_t *engine_gathered(struct engine *);
+struct http *engine_http(const struct engine *);
+struct gen_list *engine_gens(struct engine *);	/* what generate.c keeps */
 /* A full ring may have room: generate_resume runs soon. */
 void engine_wait(struct engine *);
 

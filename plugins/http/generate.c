@@ -56,7 +56,7 @@ gen_free(struct gen *g)
 static void
 forget(struct gen *g)
 {
-	*engine_gathered(g->engine) -= g->gathered;
+	engine_http(g->engine)->answers -= g->gathered;
 	g->gathered = 0;
 }
 
@@ -92,6 +92,7 @@ fail(struct gen *g, int status, const char *code, const char *message)
 
 	if (g->finished)
 		return;
+	forget(g);	/* first: an error is an answer, too, and counted */
 	if (!g->opened) {
 		call_error(call, status, field, code, "%s", message);
 	} else {
@@ -118,28 +119,57 @@ fail_errno(struct gen *g, int error, const char *message)
 
 /* --- gathering --------------------------------------------------------- */
 
-/* So many bytes more of an answer that is no stream. The largest pays, whoever
- * is the last straw. */
+/* The largest pays, whoever is the last straw. */
+static struct gen *
+largest(struct http *http, uint64_t *bytes)
+{
+	struct gen *g, *most = NULL;
+
+	*bytes = 0;
+	TAILQ_FOREACH(g, engine_gens(http->engine), link)
+		if (g->gathered > *bytes) {
+			*bytes = g->gathered;
+			most = g;
+		}
+	return most;
+}
+
+void
+gen_bound(struct http *http)
+{
+	uint64_t gathered, leaving;
+	struct conn *c;
+	struct gen *g;
+
+	while (http->answers > http->cfg.max_answers) {
+		g = largest(http, &gathered);
+		leaving = server_largest(http->server, &c);
+		if (g == NULL && c == NULL)
+			return;
+		http_log(http, LOG_WARNING, "answers take %llu bytes, more "
+		    "than max_answers: the largest is dropped, %llu bytes%s",
+		    (unsigned long long)http->answers, (unsigned long long)
+		    (leaving > gathered ? leaving : gathered), leaving >
+		    gathered ? " that its client has not taken" : "");
+		if (leaving > gathered) {
+			server_cut_off(c);
+			continue;
+		}
+		fail(g, 503, "out_of_memory", "the answer takes more memory "
+		    "than there is for such now: ask for fewer at once, for "
+		    "fewer logprobs, or for a stream");
+	}
+}
+
+/* So many bytes more of an answer that is no stream. */
 static void
 gather(struct gen *g, uint64_t cost)
 {
-	uint64_t *sum = engine_gathered(g->engine);
-	struct gen *k, *most = g;
+	struct http *http = engine_http(g->engine);
 
 	g->gathered += cost;
-	*sum += cost;
-	if (*sum <= call_http(g->call)->cfg.max_answers)
-		return;
-	TAILQ_FOREACH(k, engine_gens(g->engine), link)
-		if (k->gathered > most->gathered)
-			most = k;
-	http_log(call_http(g->call), LOG_WARNING, "answers that are gathered "
-	    "take %llu bytes, more than max_answers: the largest is dropped, "
-	    "%llu bytes", (unsigned long long)*sum,
-	    (unsigned long long)most->gathered);
-	fail(most, 503, "out_of_memory", "the answer takes more memory than "
-	    "there is for such now: ask for fewer at once, for fewer logprobs, "
-	    "or for a stream");
+	http->answers += cost;
+	gen_bound(http);
 }
 
 /* --- telling ----------------------------------------------------------- */

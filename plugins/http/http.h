@@ -71,6 +71,8 @@ struct http {
 	struct engine *engine;
 	struct live *live;		/* live.c: those who watch the page */
 	int64_t t_start;		/* seconds since 1970 */
+	uint64_t answers;	/* bytes that max_answers bounds: gathered, or
+				   whole and on their way out */
 };
 
 void http_log(const struct http *, int priority, const char *fmt, ...)
@@ -366,6 +368,9 @@ struct gen_prompt {
 };
 void gen_start(struct call *, const struct gen_style *, struct params *,
     const struct gen_prompt *prompts, uint32_t n_prompts, void *arg);
+
+/* While answers take more than max_answers the largest ends. */
+void gen_bound(struct http *);
 
 /* One more of a list of a choice, as text; the value is stolen. -ENOMEM. */
 int gen_prob(struct choice *, uint32_t list, json_t *);

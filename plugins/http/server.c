@@ -66,6 +66,8 @@ struct conn {
 	bool broken;		/* to be dropped by the next tick */
 	bool too_large;		/* so it is, for others' sake */
 	bool reworded;		/* evhttp's last words are replaced */
+	bool whole;		/* what goes out is no stream, and counted: */
+	uint64_t leaving;	/* so many bytes of it are not taken yet */
 	LIST_ENTRY(conn) link;
 };
 
@@ -125,6 +127,24 @@ listeners_on(struct server *s, bool on)
 }
 
 /* --- connections ------------------------------------------------------- */
+
+/* From now on, so that slow readers of whole answers are bounded in all. */
+static void
+count(struct conn *c)
+{
+	c->whole = true;
+	c->leaving = evbuffer_get_length(bufferevent_get_output(c->bev));
+	c->server->http->answers += c->leaving;
+}
+
+/* What goes out is counted no longer. */
+static void
+uncount(struct conn *c)
+{
+	c->server->http->answers -= c->leaving;
+	c->leaving = 0;
+	c->whole = false;
+}
 
 /* Its request's bytes are in memory no longer. */
 static void
@@ -246,6 +266,10 @@ on_output(struct evbuffer *out, const struct evbuffer_cb_info *info, void *arg)
 {
 	struct conn *c = arg;
 
+	if (c->whole) {
+		c->leaving += info->n_added - info->n_deleted;
+		c->server->http->answers += info->n_added - info->n_deleted;
+	}
 	/* What begins to wait now has waited for nobody before. */
 	if (info->n_deleted > 0 || info->orig_size == 0)
 		c->t_progress = http_now();
@@ -273,6 +297,7 @@ on_close(struct evhttp_connection *evcon, void *arg)
 	LIST_REMOVE(c, link);
 	s->n_conns--;
 	let_go(c);
+	uncount(c);
 	event_free(c->start);
 	free(c);
 	if (call != NULL) {
@@ -440,6 +465,7 @@ on_complete(struct evhttp_request *req, void *arg)
 	struct evbuffer *in = bufferevent_get_input(c->bev);
 
 	bufferevent_setwatermark(c->bev, EV_READ, 0, 0);
+	uncount(c);
 	enter(c, C_IDLE);
 	scan_tail(c, in, evbuffer_get_length(in));
 }
@@ -684,8 +710,9 @@ void
 server_reply_buffer(struct call *call, int status, struct evbuffer *b)
 {
 	struct evhttp_request *req = call->req;
+	struct conn *c = call->conn;
 
-	if (call->conn == NULL) {
+	if (c == NULL) {
 		evhttp_request_free(req);
 		return;
 	}
@@ -693,7 +720,30 @@ server_reply_buffer(struct call *call, int status, struct evbuffer *b)
 	    evbuffer_add_buffer(evhttp_request_get_output_buffer(req), b) != 0)
 		status = 500;
 	release(call);
+	count(c);
 	evhttp_send_reply(req, status, NULL, NULL);
+	gen_bound(call->http);
+}
+
+uint64_t
+server_largest(const struct server *s, struct conn **out)
+{
+	struct conn *c, *most = NULL;
+
+	LIST_FOREACH(c, &s->conns, link)
+		if (c->leaving > 0 && (most == NULL ||
+		    c->leaving > most->leaving))
+			most = c;
+	*out = most;
+	return most != NULL ? most->leaving : 0;
+}
+
+void
+server_cut_off(struct conn *c)
+{
+	c->broken = c->too_large = true;
+	uncount(c);
+	event_active(c->server->sweep, 0, 0);
 }
 
 void

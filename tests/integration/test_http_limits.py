@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -752,6 +753,46 @@ def answers_are_bounded_in_all(_):
         assert "max_answers" in d.tail(99)
 
 
+def so_are_answers_that_nobody_takes(_):
+    """Whole, and in the buffers of clients that read too slowly to be stuck:
+    the largest loses its connection, not whoever comes last."""
+    def ask(tokens):
+        s = Raw(d.port, rcvbuf=4096)
+        s.send(request("POST", "/v1/completions", {
+            "prompt": [20] * tokens, "max_tokens": 0, "echo": True,
+            "logprobs": 20}))
+        status, headers = s.head()
+        return s, status, int(headers["content-length"])
+
+    def comes(s, size):
+        s.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        try:
+            return len(s.take(size)) == size
+        except Closed:
+            return False
+
+    with Configured({"max_answers": 64 << 20, "stuck_timeout": 300}, *NULL, "--null-pages", 20000,
+                    "--chunked-prefill-size", 8192) as d:
+        before = rss(d)
+        large = [ask(60000) for _ in range(3)]
+        for _, status, size in large:
+            assert status == 200 and 12 << 20 < size < 16 << 20, (status, size)
+        small = [ask(24000) for _ in range(12)]
+        for _, status, size in small:
+            assert status == 200 and 5 << 20 < size < 7 << 20, (status, size)
+        assert "has not taken" in d.tail(99)
+        assert rss(d) < before + (100 << 10), (before, rss(d))
+        assert sum(comes(s, size) for s, _, size in large) < 3
+        assert all(comes(s, size) for s, _, size in small)
+        for s, *_ in large + small:
+            s.close()
+        # What they took is there again.
+        for _ in range(3):
+            s, status, size = ask(60000)
+            assert status == 200 and comes(s, size)
+            s.close()
+
+
 def a_large_answer_holds_up_nobody(d):
     """Megabytes of logprobs: a reader of something else waits for a small part
     of the time that they take."""
@@ -915,6 +956,7 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         bodies_that_are_gone_take_no_memory,
         the_largest_body_pays_for_it,
         so_are_those_that_are_kept, answers_are_bounded_in_all,
+        so_are_answers_that_nobody_takes,
         a_large_answer_holds_up_nobody,
         a_turn_of_many_parts_is_read_at_once, a_full_queue_is_503,
         listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
