@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #define ANSWER_MAX (64u << 20)	/* bytes of one answer */
 #define WAIT_S 30		/* for an answer; check waits for a step */
 #define WAIT_STATUS_S 5		/* then the stats page is looked at */
+#define WAIT_ALONE_MS 1000	/* by then, where there is no such page */
 
 const char *
 ctl_socket(void)
@@ -115,20 +117,14 @@ read_line(int fd, char **out, size_t *len)
 	return -ENOMEM;
 }
 
+/* What comes to a request that was sent, or could not be: rc; closes fd. */
 static int
-admin_ask(json_t *request, bool quiet, time_t wait_s, json_t **result)
+admin_answer(int fd, int rc, bool quiet, json_t **result)
 {
 	json_t *answer;
 	char *line = NULL;
 	size_t len = 0;
-	int fd = -1, rc;
 
-	rc = admin_connect(quiet, wait_s, &fd);
-	if (rc != CTL_OK) {
-		json_decref(request);
-		return rc;
-	}
-	rc = send_line(fd, request);
 	if (rc == 0)
 		rc = read_line(fd, &line, &len);
 	close(fd);
@@ -154,15 +150,62 @@ admin_ask(json_t *request, bool quiet, time_t wait_s, json_t **result)
 int
 ctl_admin(json_t *request, bool quiet, json_t **result)
 {
-	return admin_ask(request, quiet, WAIT_S, result);
+	int fd = -1, rc = admin_connect(quiet, WAIT_S, &fd);
+
+	if (rc == CTL_OK)
+		return admin_answer(fd, send_line(fd, request), quiet, result);
+	json_decref(request);
+	return rc;
+}
+
+/* Who listens there; 0: not to be seen from here. */
+static pid_t
+listener(int fd)
+{
+	struct ucred who = { 0 };
+	socklen_t len = sizeof who;
+
+	(void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len);
+	return who.pid;
+}
+
+/*
+ * Is there a daemon that may yet answer? Not if it has been silent for long
+ * while none holds a stats page: but systemd has the socket before its daemon
+ * runs, and starts that for us.
+ */
+static bool
+may_answer(int fd)
+{
+	struct pollfd p = { fd, POLLIN, 0 };
+	json_t *page = NULL;
+
+	if (poll(&p, 1, WAIT_ALONE_MS) != 0 || listener(fd) == 1 ||
+	    ctl_stats(true, &page) == CTL_OK) {
+		json_decref(page);
+		return true;
+	}
+	return false;
 }
 
 int
 ctl_ask_status(bool quiet, json_t **result)
 {
-	int rc = admin_ask(json_pack("{s:s}", "cmd", "status"), true,
-	    WAIT_STATUS_S, result);
+	int fd = -1, rc = admin_connect(true, WAIT_STATUS_S, &fd), sent;
 
+	if (rc == CTL_OK) {
+		sent = send_line(fd, json_pack("{s:s}", "cmd", "status"));
+		if (sent == 0 && !may_answer(fd)) {
+			rc = quiet ? CTL_FAILED : ctl_fail(CTL_FAILED, "no "
+			    "answer: process %d has the admin socket and "
+			    "stands still, and no daemon holds %s.stats; see "
+			    "its log, or end it", (int)listener(fd),
+			    ctl_socket());
+			close(fd);
+			return rc;
+		}
+		rc = admin_answer(fd, sent, true, result);
+	}
 	/* Not running, not ours, or there and silent. */
 	if (rc != CTL_OK && ctl_stats(true, result) == CTL_OK)
 		return CTL_OK;

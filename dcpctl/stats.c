@@ -57,19 +57,33 @@ read_page(const char *path, struct dcps_page *out)
 	return rc;
 }
 
+/*
+ * A name of the page's, of at most n bytes, into to [n + 1]. Whoever wrote it
+ * may not steer the terminal that it is shown on: no control characters, nor
+ * what others might be made of.
+ */
+static const char *
+name(char *to, const char *from, size_t n)
+{
+	size_t i;
+
+	for (i = 0; i < n && from[i] != '\0'; i++)
+		to[i] = from[i] >= ' ' && from[i] <= '~' ? from[i] : '?';
+	to[i] = '\0';
+	return to;
+}
+
 static json_t *
 counters(const struct dcps_page *p)
 {
 	uint32_t n = p->n_counters;
 	json_t *o = json_object();
-	char name[sizeof p->counter_name[0] + 1];
+	char s[sizeof p->counter_name[0] + 1];
 
-	for (uint32_t i = 0; i < n && i < DCPS_COUNTERS; i++) {
-		snprintf(name, sizeof name, "%.*s",
-		    (int)sizeof p->counter_name[i], p->counter_name[i]);
-		json_object_set_new(o, name,
+	for (uint32_t i = 0; i < n && i < DCPS_COUNTERS; i++)
+		json_object_set_new(o, name(s, p->counter_name[i],
+		    sizeof p->counter_name[i]),
 		    json_integer((json_int_t)p->counter[i]));
-	}
 	return o;
 }
 
@@ -77,18 +91,19 @@ static json_t *
 pass(const struct dcps_page *p, uint64_t now)
 {
 	const struct dcps_pass *a = &p->pass;
+	char s[sizeof p->op_name[0] + 1] = "";
 	uint32_t op = a->op;
 
-	return json_pack("{s:I, s:s, s:I, s:I, s:b, s:f, s:I, s:s#}",
+	if (op < DCPS_OPS)
+		name(s, p->op_name[op], sizeof p->op_name[op]);
+	return json_pack("{s:I, s:s, s:I, s:I, s:b, s:f, s:I, s:s}",
 	    "step", (json_int_t)a->step,
 	    "pass", a->prefill ? "prefill" : "decode",
 	    "rows", (json_int_t)a->rows, "requests", (json_int_t)a->reqs,
 	    "running", a->step != 0 && a->ended_ns == 0,
 	    "began_s", since(a->began_ns, now),
 	    "layer", (json_int_t)a->layer,
-	    "operation", op < DCPS_OPS ? p->op_name[op] : "",
-	    (int)(op < DCPS_OPS ? strnlen(p->op_name[op],
-	    sizeof p->op_name[op]) : 0));
+	    "operation", s);
 }
 
 /* Who is silent, in words. */
@@ -116,7 +131,7 @@ ctl_stats(bool quiet, json_t **status)
 	static struct dcps_page page;
 	const struct dcps_page *p = &page;
 	uint64_t now = now_ns();
-	char path[200], why[160];
+	char path[200], why[160], release[sizeof p->release + 1];
 	json_t *o;
 	int rc;
 
@@ -127,10 +142,10 @@ ctl_stats(bool quiet, json_t **status)
 		    "%s: %s", path, rc == -ESRCH ? "left by a daemon that is "
 		    "gone" : strerror(-rc));
 	problem(p, now, why, sizeof why);
-	o = json_pack("{s:s, s:s, s:b, s:b, s:s, s:s#, s:i, s:f, s:i, s:i}",
+	o = json_pack("{s:s, s:s, s:b, s:b, s:s, s:s, s:i, s:f, s:i, s:i}",
 	    "state", "degraded", "last_state", dcps_state_name(p->state),
-	    "ready", 0, "answers", 0, "problem", why, "version", p->release,
-	    (int)strnlen(p->release, sizeof p->release), "pid", (int)p->pid,
+	    "ready", 0, "answers", 0, "problem", why, "version", name(release,
+	    p->release, sizeof p->release), "pid", (int)p->pid,
 	    "uptime_s", since(p->started_ns, now), "tp", (int)p->tp,
 	    "dcp", (int)p->dcp);
 	if (o == NULL)

@@ -193,6 +193,22 @@ def status_answers_for_a_stopped_daemon():
     assert not os.path.exists(d.socket + ".stats")
 
 
+def status_is_quick_where_nothing_is():
+    """A daemon that stands still, and its page is gone."""
+    with Daemon("--engine", "null") as d:
+        os.unlink(d.socket + ".stats")
+        assert d.ctl("status").returncode == 0
+        d.p.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            r = d.ctl("status")
+            took = time.monotonic() - began
+        finally:
+            d.p.send_signal(signal.SIGCONT)
+        assert r.returncode == 1 and took < 4, (r, took)
+        assert f"process {d.p.pid} " in r.stderr, r
+
+
 def a_check_that_waits_delays_neither_a_reload_nor_the_end():
     # Not to be told on a machine that lets the step end before we look.
     assert any(reload_and_end_while_a_check_waits() for _ in range(5)), \
@@ -266,6 +282,23 @@ def a_page_cut_short_harms_no_reader():
                 r = subprocess.run([binary("dcpctl"), "status", "-j"], env=env,
                                    capture_output=True, timeout=60)
                 assert r.returncode in (3, 4), (at_byte, r)
+        # Names that would steer a terminal.
+        release = page.index(b"\0", 24)
+        for text in (b"\x1b[2Jx\x07", "x\x9b2J\u2028".encode(), b"\x9b2J\x7f"):
+            names = bytearray(page[:24] + (text + bytes(32))[:32] + page[56:])
+            for word in (b"requests_running", b"tokens_pages"):
+                at_byte = names.find(word, release)
+                if at_byte > 0:
+                    names[at_byte:at_byte + len(text)] = text
+            with open(at + ".stats", "wb") as f:
+                f.write(names)
+                f.flush()
+                fcntl.flock(f, fcntl.LOCK_EX)
+                for args in (["status"], ["status", "-j"], ["top"]):
+                    r = subprocess.run([binary("dcpctl"), *args], env=env,
+                                       capture_output=True, timeout=60)
+                    assert r.returncode in (0, 4), (args, r)
+                    assert re.search(rb"[^\n -~]", r.stdout) is None, r.stdout
 
 
 def nobody_may_write_the_page():
@@ -466,7 +499,8 @@ CASES = [
     reload_changes_what_it_can, a_mistake_changes_nothing,
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
     sighup_waits_from_the_beginning,
-    status_answers_for_a_stopped_daemon, a_page_cut_short_harms_no_reader,
+    status_answers_for_a_stopped_daemon, status_is_quick_where_nothing_is,
+    a_page_cut_short_harms_no_reader,
     nobody_may_write_the_page,
     a_check_that_waits_delays_neither_a_reload_nor_the_end,
     a_long_step_is_stuck,
@@ -482,7 +516,8 @@ SANITIZED = [
     reload_changes_what_it_can, a_mistake_changes_nothing,
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
     sighup_waits_from_the_beginning,
-    status_answers_for_a_stopped_daemon, a_page_cut_short_harms_no_reader,
+    status_answers_for_a_stopped_daemon, status_is_quick_where_nothing_is,
+    a_page_cut_short_harms_no_reader,
     nobody_may_write_the_page,
     an_engine_that_fails_leaves_a_report, no_state_folder_is_a_mistake,
 ]
