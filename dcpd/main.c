@@ -39,6 +39,7 @@ static struct {
 	_Atomic unsigned count;		/* SIGTERM and SIGINT so far */
 	_Atomic bool serving;
 	_Atomic bool hup;		/* SIGHUP came */
+	_Atomic int failed;		/* exit status of a start that failed */
 	int fd;				/* eventfd: count changed */
 	struct dcpd_daemon *daemon;
 } sig;
@@ -114,6 +115,24 @@ look_at_start(struct dcpd_run *run)
 	_exit(EXIT_FAILURE);
 }
 
+/* Why the start failed, until that has been logged. */
+static const char *_Atomic unsaid;
+
+/* No client has anything to lose yet; a start that failed has. */
+static void __attribute__((noreturn))
+end_at_once(int s)
+{
+	const char *name = s == SIGTERM ? "SIGTERM" : "SIGINT";
+	const char *why = unsaid;
+
+	if (why != NULL)
+		dcpd_log(LOG_ERR, "%s", why);
+	dcpd_log(LOG_NOTICE, sig.failed != 0 ? "%s: ending without waiting "
+	    "for the rest to close" : "%s while loading: ending", name);
+	remove_files();
+	_exit(sig.failed);
+}
+
 static void *
 signal_main(void *arg)
 {
@@ -126,7 +145,7 @@ signal_main(void *arg)
 		s = sig.serving ? sigwaitinfo(&set, NULL) :
 		    sigtimedwait(&set, NULL, &tick);
 		if (s < 0) {
-			if (!sig.serving)
+			if (!sig.serving && sig.failed == 0)
 				look_at_start(&sig.daemon->run);
 			continue;
 		}
@@ -136,13 +155,8 @@ signal_main(void *arg)
 				dcpd_log(LOG_DEBUG, "signal: not woken");
 			continue;
 		}
-		if (!sig.serving) {
-			/* No client has anything to lose yet. */
-			dcpd_log(LOG_NOTICE, "%s while loading: ending",
-			    s == SIGTERM ? "SIGTERM" : "SIGINT");
-			remove_files();
-			_exit(0);
-		}
+		if (!sig.serving)
+			end_at_once(s);
 		sig.count++;
 		if (write(sig.fd, &one, sizeof one) < 0)
 			dcpd_log(LOG_DEBUG, "signal: wake-up not sent");
@@ -214,9 +228,6 @@ set_state(struct dcpd_daemon *d, enum dcpd_state state)
 	d->run.state = state;
 	dcpd_watch(&d->run);
 }
-
-/* Why the start failed, until that has been logged. */
-static const char *_Atomic unsaid;
 
 static void *
 force_main(void *arg)
@@ -343,10 +354,29 @@ fill_standard_fds(void)
 		close(fd);
 }
 
+/*
+ * Of a start that failed: what the machine lacks just now, or a device that
+ * gives errors, is nobody's configuration, and worth another try.
+ */
+static int
+start_status(int rc)
+{
+	switch (rc) {
+	case -ENOMEM:
+	case -EMFILE:
+	case -ENFILE:
+	case -EAGAIN:		/* of pthread_create */
+	case -EIO:
+		return EXIT_FAILURE;
+	default:
+		return DCPD_EXIT_CONFIG;
+	}
+}
+
 static int
 run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 {
-	int rc, code = DCPD_EXIT_CONFIG;
+	int rc, code;
 
 	raise_fd_limit();
 	dcpd_daemon_init(d);
@@ -365,10 +395,9 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 		err->code = 0;
 		rc = serve(d, err);
 	} else {
-		/* No memory or descriptor: nobody's configuration. */
-		if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
-			code = EXIT_FAILURE;
+		code = start_status(rc);
 		unsaid = err->text;
+		sig.failed = code;
 		force_the_end(code);
 	}
 	dcpd_daemon_stop(d);
@@ -377,7 +406,8 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 		dcpd_log(LOG_NOTICE, "ended");
 		return EXIT_SUCCESS;
 	}
-	dcpd_log(LOG_ERR, "%s", err->text);
+	dcpd_log(LOG_ERR, "%s%s", err->text, rc != -EAGAIN ? "" : " (the most "
+	    "threads there may be: ulimit -u, TasksMax=, pids.max)");
 	return code;
 }
 

@@ -52,7 +52,7 @@ dcpd_selftest(struct dcpd_engine *e, struct dcpd_err *err)
 	}
 	if (out.token >= e->vocab || !isfinite(out.logprob) ||
 	    out.logprob > 0)
-		return dcpd_fail(err, -EIO, "self-test: the %s engine gave "
+		return dcpd_fail(err, -EBADMSG, "self-test: the %s engine gave "
 		    "token %u with logprob %g (vocabulary %u): the weights "
 		    "are damaged, or this build is; run `make check`",
 		    e->name, out.token, (double)out.logprob, e->vocab);

@@ -59,8 +59,8 @@ lock_folder(const char *path, const char *flag, int *out, struct dcpd_err *err)
 	rc = lock_soon(fd);
 	if (rc != 0) {
 		close(fd);
-		return dcpd_fail(err, rc, "%s %s: %s %s", flag, path, dir,
-		    rc == -EWOULDBLOCK ? "is locked by another process; stop "
+		return dcpd_fail(err, rc == -EWOULDBLOCK ? -EBUSY : rc,
+		    "%s %s: %s %s", flag, path, dir, rc == -EWOULDBLOCK ? "is locked by another process; stop "
 		    "it (fuser names it), or give a path elsewhere" :
 		    strerror(-rc));
 	}

@@ -417,11 +417,16 @@ cpu_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
 		*out = c;
 		return 0;
 	}
-	fail(err, rc, "cpu: rank pools of %zu bytes, a workspace of %zu and "
-	    "%zu for pages outside could not be had: %s; lower "
-	    "--kv-bytes-per-rank, --mem-fraction-static, --host-cache-bytes "
-	    "or --chunked-prefill-size", rows_bytes(c) + keys_bytes(c),
-	    c->ws_bytes, dcpc_host_bytes(c), strerror(-rc));
+	if (rc == -EAGAIN)
+		fail(err, rc, "cpu: %u threads for the ranks: %s; lower "
+		    "--cpu-threads", c->threads, strerror(-rc));
+	else
+		fail(err, rc, "cpu: rank pools of %zu bytes, a workspace of "
+		    "%zu and %zu for pages outside could not be had: %s; lower "
+		    "--kv-bytes-per-rank, --mem-fraction-static, "
+		    "--host-cache-bytes or --chunked-prefill-size",
+		    rows_bytes(c) + keys_bytes(c), c->ws_bytes,
+		    dcpc_host_bytes(c), strerror(-rc));
 	cpu_close(c);
 	return rc;
 }

@@ -2,7 +2,7 @@
  * A module of --device cuda that finds no GPU: the loader and its refusals are
  * tested with it. FAKE_ABI: the ABI that it claims. FAKE_HANG: exit() never
  * ends, as where a driver waits for a kernel that is stuck, or, where it is
- * "open", opening does not.
+ * "open", opening does not. FAKE_LOST: there is a GPU, and it gives an error.
  */
 #include "config.h"
 
@@ -50,6 +50,10 @@ fake_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
 		hang();
 	if (how != NULL)
 		atexit(hang);
+	if (getenv("FAKE_LOST") != NULL) {
+		snprintf(err->text, sizeof err->text, "GPU 0: fell off");
+		return -EIO;
+	}
 	snprintf(err->text, sizeof err->text, "no GPU here, --tp %u needs %u; "
 	    "use --device cpu", s->topo.world, s->topo.world);
 	return -ENODEV;

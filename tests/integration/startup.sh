@@ -82,6 +82,24 @@ if [ -n "${FAKE_MODULE_DIR:-}" ]; then
 	    --kv-bytes-per-rank 1MiB
 	grep -q "error:.*no GPU here" "$work/log" ||
 	    fail "a driver that hangs at the end: why it ended is not said"
+	# Who stops it then hears of the failure all the same, and not of success.
+	FAKE_HANG=1 "$DCPD" --model "$TINY" --device cuda \
+	    --kv-bytes-per-rank 1MiB --socket "$work/s" 2>"$work/log" &
+	hung=$!
+	for _ in $(seq 600); do
+		! grep -q "no GPU here" "$work/log" || break
+		sleep 0.1
+	done
+	kill "$hung"
+	rc=0
+	wait "$hung" || rc=$?
+	[ $rc = 78 ] || fail "SIGTERM while a failed start hangs: exit code $rc"
+	# A device that gives errors may be well when systemd tries again.
+	rc=0
+	FAKE_LOST=1 timeout 60 "$DCPD" --model "$TINY" --device cuda \
+	    --kv-bytes-per-rank 1MiB --socket "$work/s" 2>"$work/log" || rc=$?
+	[ $rc = 1 ] || fail "a device that is lost: exit code $rc, want 1"
+	grep -q "GPU 0: fell off" "$work/log" || fail "a lost device: not said"
 	# 30 times --stuck-after: looked at last
 	FAKE_HANG=open timeout 60 "$DCPD" --socket "$work/open" --model "$TINY" \
 	    --device cuda --kv-bytes-per-rank 1MiB --stuck-after 1 \
