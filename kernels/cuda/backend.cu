@@ -389,6 +389,11 @@ devices(const dcpk_setup *s, int *per, int *used, dcpk_err *err)
 	int n = 0;
 	cudaError_t e = cudaGetDeviceCount(&n);
 
+	/* another error may be gone when somebody tries again */
+	if (e != cudaSuccess && e != cudaErrorNoDevice &&
+	    e != cudaErrorInsufficientDriver)
+		return fail(err, -EIO, "cuda: no GPU answers: %s",
+		    cudaGetErrorString(e));
 	if (e != cudaSuccess || n == 0)
 		return fail(err, -ENODEV, "cuda: no GPU: %s; --device cpu "
 		    "needs none", e != cudaSuccess ? cudaGetErrorString(e) :
@@ -528,7 +533,7 @@ peers(dcpk_ctx *c, dcpk_err *err)
 			e = cudaDeviceEnablePeerAccess(b, 0);
 			if (e != cudaSuccess &&
 			    e != cudaErrorPeerAccessAlreadyEnabled)
-				return fail(err, -ENODEV, "cuda: peer access "
+				return fail(err, -EIO, "cuda: peer access "
 				    "from GPU %d to GPU %d: %s", a, b,
 				    cudaGetErrorString(e));
 			cudaGetLastError();
