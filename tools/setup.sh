@@ -35,16 +35,26 @@ need_packages() {
 		    "and there is no sudo; as root: apt-get install$missing"
 		root=sudo
 	fi
+	# Its words are many; one of them is said, where it fails.
+	aptlog=$(mktemp "${TMPDIR:-/tmp}/apt.XXXXXX")
 	# shellcheck disable=SC2086
-	DEBIAN_FRONTEND=noninteractive $root apt-get install -y -qq \
-	    --no-install-recommends $missing >/dev/null 2>&1 || {
+	apt_get install --no-install-recommends $missing || {
 		# No package lists yet on a fresh machine.
-		$root apt-get update -qq >&2 || die "apt-get update failed;" \
-		    "is there a network? missing:$missing"
-		DEBIAN_FRONTEND=noninteractive $root apt-get install -y -qq \
-		    --no-install-recommends $missing >&2 ||
-		    die "apt-get install failed; missing:$missing"
+		apt_get update || die "missing:$missing; apt-get reaches no" \
+		    "package lists: is there a network? ($aptlog)"
+		# shellcheck disable=SC2086
+		apt_get install --no-install-recommends $missing ||
+		    die "missing:$missing; apt-get install:" \
+		    "$(sed -n 's/^E: //p' "$aptlog" | tail -n 1) ($aptlog)"
 	}
+	rm -f "$aptlog"
+}
+
+# Patient enough for a slow mirror, not for a network that is not there.
+apt_get() {
+	$root env DEBIAN_FRONTEND=noninteractive apt-get -y -qq \
+	    -o Acquire::Retries=1 -o Acquire::http::Timeout=20 \
+	    -o APT::Update::Error-Mode=any "$@" >>"$aptlog" 2>&1
 }
 
 # logged LOG COMMAND...: quiet unless it fails.

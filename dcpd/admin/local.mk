@@ -40,10 +40,11 @@ TESTS += tests/integration/startup.sh tests/integration/plan.sh \
 	tests/integration/daemon.sh \
 	tests/integration/answer.sh tests/integration/man_pages.sh \
 	tests/integration/documented.sh tests/integration/docs.sh \
+	tests/integration/setup.sh \
 	tests/integration/test_systemd.py tests/integration/test_service.py \
 	tests/integration/test_soak.py
 EXTRA_DIST += tests/integration/lib.sh tests/integration/plan.sh \
-	tests/integration/startup.sh \
+	tests/integration/startup.sh tests/integration/setup.sh \
 	tests/integration/daemon.sh tests/integration/answer.sh \
 	tests/integration/man_pages.sh tests/integration/documented.sh \
 	tests/integration/docs.sh tests/integration/test_systemd.py \
