@@ -373,6 +373,14 @@ start_status(int rc)
 	}
 }
 
+/* What would give more of it. */
+static const char *
+lacks(int rc)
+{
+	return rc == -EAGAIN ? " (threads: ulimit -u, TasksMax=, pids.max)" :
+	    rc == -EMFILE ? " (descriptors: ulimit -n, LimitNOFILE=)" : "";
+}
+
 static int
 run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 {
@@ -406,8 +414,7 @@ run(struct dcpd_daemon *d, int argc, char **argv, struct dcpd_err *err)
 		dcpd_log(LOG_NOTICE, "ended");
 		return EXIT_SUCCESS;
 	}
-	dcpd_log(LOG_ERR, "%s%s", err->text, rc != -EAGAIN ? "" : " (the most "
-	    "threads there may be: ulimit -u, TasksMax=, pids.max)");
+	dcpd_log(LOG_ERR, "%s%s", err->text, lacks(rc));
 	return code;
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "dcpd/base/thread.h"
+#include "plugins/evlog.h"
 #include "plugins/http/call.h"
 #include "plugins/http/settings.h"
 #include "plugins/http/engine.h"
@@ -134,6 +135,7 @@ destroy(void *self)
 	if (p->fresh != NULL)
 		http_config_free(p->fresh);
 	free(p->fresh);
+	evlog_close();
 	http_config_free(&p->http.cfg);
 	pthread_mutex_destroy(&p->lock);
 	free(p);
@@ -152,6 +154,7 @@ create(const struct dcp_host *host, const char *config, void **self,
 	p->http.t_start = (int64_t)time(NULL);
 	p->wake = -1;
 	pthread_mutex_init(&p->lock, NULL);
+	evlog_open(host);
 	rc = http_config_read(config, &p->http.cfg, why);
 	if (rc != 0) {
 		destroy(p);
@@ -195,6 +198,9 @@ set_up(struct plugin *p, char **why)
 	p->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (p->wake < 0)
 		return http_why(why, -errno, "eventfd: %s", strerror(errno));
+	rc = evlog_room();
+	if (rc != 0)
+		return http_why(why, rc, "event loop: %s", strerror(-rc));
 	p->http.base = event_base_new();
 	if (p->http.base == NULL)
 		return -ENOMEM;

@@ -1,6 +1,6 @@
 # Lines of JSON on a Unix socket
 plugin_LTLIBRARIES += plugins/unix.la
-plugins_unix_la_SOURCES = plugins/unix/unix.h plugins/unix/answer.c \
+plugins_unix_la_SOURCES = plugins/evlog.h plugins/unix/unix.h plugins/unix/answer.c \
 	plugins/unix/conn.c plugins/unix/plugin.c plugins/unix/request.c \
 	plugins/unix/server.c
 plugins_unix_la_CFLAGS = $(AM_CFLAGS) $(LIBEVENT_CFLAGS)

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "dcpd/base/thread.h"
+#include "plugins/evlog.h"
 #include "plugins/unix/unix.h"
 
 struct plugin {
@@ -187,6 +188,7 @@ create(const struct dcp_host *host, const char *config, void **self,
 		free(p);
 		return rc;
 	}
+	evlog_open(host);
 	p->server.host = host;
 	p->server.cfg = &p->cfg;
 	*self = p;
@@ -263,6 +265,7 @@ destroy(void *self)
 {
 	struct plugin *p = self;
 
+	evlog_close();
 	config_free(&p->cfg);
 	free(p);
 }

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "dcpd/base/stale.h"
+#include "plugins/evlog.h"
 #include "plugins/unix/unix.h"
 
 #define SYSTEMD_NAME "dcpd-unix"	/* FileDescriptorName= of its unit */
@@ -303,6 +304,11 @@ server_open(struct server *s, char **why)
 	s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (s->stop_fd < 0)
 		return -errno;
+	rc = evlog_room();
+	if (rc != 0) {
+		*why = unix_why("event loop: %s", strerror(-rc));
+		return rc;
+	}
 	s->base = event_base_new();
 	if (s->base == NULL)
 		return -ENOMEM;

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -918,6 +919,27 @@ def takes_its_socket_from_systemd(_):
             assert "FileDescriptorName=dcpd-http\n" in f.read()
 
 
+def few_descriptors_end_the_start_with_a_line(_):
+    """However few: libevent would call exit()."""
+    last = []
+    for n in range(8, 32):
+        d = Configured({}, *NULL)
+        d.args += ["--unix", os.path.join(d.dir, "u")]
+        with open(d.log, "wb") as log:
+            rc = subprocess.run(
+                ["sh", "-c", f"ulimit -n {n}; exec \"$@\"", "sh",
+                 "timeout", "1", *d.args], stderr=log,
+                env=dict(os.environ, **d.env)).returncode
+        with open(d.log) as f:
+            last.append(f.read().splitlines()[-1])
+        d.stop()
+        if rc == 124:
+            break
+        assert rc == 1 and " error: " in last[-1] and \
+            "Too many open files" in last[-1], (n, rc, last[-1])
+    assert any("event loop" in line for line in last), last
+
+
 def a_port_in_use_ends_the_start(_):
     with Configured({}, *NULL) as d:
         for where, word in ((f"127.0.0.1:{d.port}", "in use"),
@@ -960,4 +982,5 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         a_large_answer_holds_up_nobody,
         a_turn_of_many_parts_is_read_at_once, a_full_queue_is_503,
         listens_on_a_unix_socket_too, takes_its_socket_from_systemd,
+        few_descriptors_end_the_start_with_a_line,
         a_port_in_use_ends_the_start)
