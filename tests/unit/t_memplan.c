@@ -638,6 +638,12 @@ START_TEST(nccl_is_in_the_plan)
 	/* 860 MiB were measured */
 	ck_assert_uint_ge(plan.rank[1].comm, 860ull << 20);
 	ck_assert_uint_eq(budget - plan.budget, plan.rank[1].comm);
+	in.flags |= DCPK_NO_PEERS;
+	make_plan(&in);
+	/* and 1306 */
+	ck_assert_uint_ge(plan.rank[1].comm, 1306ull << 20);
+	in.flags &= ~DCPK_NO_PEERS;
+	make_plan(&in);
 	text = dcpd_memplan_text(&in, &plan, NULL);
 	ck_assert_ptr_nonnull(strstr(text, "NCCL"));
 	free(text);
