@@ -36,7 +36,7 @@ static const struct command {
 	{ "plugins", "front ends: state and their own numbers", ctl_plugins },
 	{ "config", "the daemon's configuration: show, changed", ctl_config },
 	{ "version", "versions of dcpctl and of the daemon", ctl_version },
-	{ "help", "this list", ctl_help },
+	{ "help", "this list; help COMMAND: what that takes", ctl_help },
 	{ NULL, NULL, NULL },
 };
 
@@ -137,9 +137,38 @@ ctl_version(int argc, char **argv)
 	return CTL_OK;
 }
 
+/* NULL after a message. */
+static const struct command *
+find_named(const char *name)
+{
+	const struct command *c, *like = NULL;
+
+	for (c = commands; c->name != NULL; c++) {
+		if (strcmp(c->name, name) == 0)
+			return c;
+		if (strncmp(c->name, name, strlen(name)) == 0)
+			like = c;
+	}
+	if (like != NULL)
+		ctl_fail(CTL_USAGE, "%s: no such command; did you mean %s?",
+		    name, like->name);
+	else
+		ctl_fail(CTL_USAGE, "%s: no such command; see dcpctl help",
+		    name);
+	return NULL;
+}
+
 int
 ctl_help(int argc, char **argv)
 {
+	const struct command *of;
+
+	if (argc > 1 && argv[1][0] != '-') {
+		char *ask[] = { argv[1], "--help", NULL };
+
+		of = find_named(argv[1]);
+		return of != NULL ? of->run(2, ask) : CTL_USAGE;
+	}
 	printf("usage: dcpctl [--socket PATH] COMMAND [options]\n\n");
 	for (const struct command *c = commands; c->name != NULL; c++)
 		printf("  %-10s %s\n", c->name, c->help);
@@ -201,6 +230,10 @@ main(int argc, char **argv)
 		if (argc > 1 && (strcmp(argv[1], "--version") == 0 ||
 		    strcmp(argv[1], "-V") == 0))
 			return ctl_version(1, argv);
+		/* An option that is none, or lacks its value. */
+		rc = parse_before(argc, argv);
+		if (rc != 0)
+			return rc;
 		ctl_help(0, NULL);
 		return argc > 1 && (strcmp(argv[1], "--help") == 0 ||
 		    strcmp(argv[1], "-h") == 0) ? CTL_OK : CTL_USAGE;
@@ -208,12 +241,9 @@ main(int argc, char **argv)
 	rc = parse_before(at, argv);
 	if (rc != 0)
 		return rc;
-	for (c = commands; c->name != NULL; c++)
-		if (strcmp(c->name, argv[at]) == 0)
-			break;
-	if (c->name == NULL)
-		return ctl_fail(CTL_USAGE, "%s: no such command; see dcpctl "
-		    "help", argv[at]);
+	c = find_named(argv[at]);
+	if (c == NULL)
+		return CTL_USAGE;
 	rc = c->run(argc - at, argv + at);
 	if (fflush(stdout) != 0 || ferror(stdout))
 		return ctl_fail(CTL_FAILED, "standard output: %s",

@@ -18,6 +18,35 @@
 
 static _Atomic int log_max = LOG_INFO;
 
+/*
+ * What is too long for it, a value that somebody gave most likely, loses its
+ * middle: its end says what to do. No character is cut.
+ */
+static void
+put(char *to, size_t cap, const char *fmt, va_list ap)
+{
+	static const char gap[] = " ... ";
+	size_t head = cap / 2, n;
+	char *all, *tail;
+	va_list again;
+	int w;
+
+	va_copy(again, ap);
+	w = vsnprintf(to, cap, fmt, ap);
+	all = w < 0 || (n = (size_t)w) < cap ? NULL : malloc(n + 1);
+	if (all != NULL) {
+		vsnprintf(all, n + 1, fmt, again);
+		tail = all + n - (cap - head - sizeof gap);
+		while ((all[head] & 0xc0) == 0x80)
+			head--;
+		while ((*tail & 0xc0) == 0x80)
+			tail++;
+		snprintf(to, cap, "%.*s%s%s", (int)head, all, gap, tail);
+		free(all);
+	}
+	va_end(again);
+}
+
 int
 dcpd_fail(struct dcpd_err *err, int code, const char *fmt, ...)
 {
@@ -27,7 +56,7 @@ dcpd_fail(struct dcpd_err *err, int code, const char *fmt, ...)
 		return code;
 	err->code = code;
 	va_start(ap, fmt);
-	vsnprintf(err->text, sizeof err->text, fmt, ap);
+	put(err->text, sizeof err->text, fmt, ap);
 	va_end(ap);
 	return code;
 }
@@ -35,17 +64,14 @@ dcpd_fail(struct dcpd_err *err, int code, const char *fmt, ...)
 int
 dcpd_fail_in(struct dcpd_err *err, const char *fmt, ...)
 {
-	char old[sizeof err->text];
+	char old[sizeof err->text], prefix[sizeof err->text];
 	va_list ap;
-	size_t n;
 
 	memcpy(old, err->text, sizeof old);
 	va_start(ap, fmt);
-	vsnprintf(err->text, sizeof err->text, fmt, ap);
+	put(prefix, sizeof prefix, fmt, ap);
 	va_end(ap);
-	n = strlen(err->text);
-	snprintf(err->text + n, sizeof err->text - n, ": %s", old);
-	return err->code;
+	return dcpd_fail(err, err->code, "%s: %s", prefix, old);
 }
 
 void

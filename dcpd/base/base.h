@@ -25,7 +25,10 @@ struct dcpd_err {
 	char text[500];		/* one line, no newline at its end */
 };
 
-/* Fill err (may be NULL) and return code, so that `return dcpd_fail(...)`. */
+/*
+ * Fill err (may be NULL) and return code, so that `return dcpd_fail(...)`. A
+ * text that is too long loses its middle.
+ */
 int dcpd_fail(struct dcpd_err *err, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 /* Put "prefix: " before the text that err already has. Returns err->code. */

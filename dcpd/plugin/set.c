@@ -25,7 +25,7 @@ plugin_fail(const char *name, const char *did, int rc, char *why,
 {
 	if (rc > 0)
 		rc = -EIO;	/* it should have been negative */
-	dcpd_fail(err, rc, "plugin %s: %.400s%s", name, why != NULL ? why :
+	dcpd_fail(err, rc, "plugin %s: %s%s", name, why != NULL ? why :
 	    strerror(-rc), why != NULL ? "" : did);
 	free(why);
 	return rc;

@@ -111,6 +111,23 @@ name_of(struct one *l)
 		    "[%s]:%s" : "%s:%s", host, port);
 }
 
+/* What to do about it. */
+static const char *
+hint(int rc)
+{
+	switch (rc) {
+	case -EADDRINUSE:
+		return "; choose another port, or end what has it";
+	case -EADDRNOTAVAIL:
+		return "; this machine has no such address";
+	case -EACCES:
+		return "; a port below 1024 needs CAP_NET_BIND_SERVICE: "
+		    "choose another";
+	default:
+		return "";
+	}
+}
+
 static int
 open_tcp(const char *spec, struct one *l, char **why)
 {
@@ -124,7 +141,8 @@ open_tcp(const char *spec, struct one *l, char **why)
 		return listen_check(spec, why);
 	gai = getaddrinfo(host, port, &hints, &ai);
 	if (gai != 0)
-		return http_why(why, -EADDRNOTAVAIL, "listen: %s: %s", spec,
+		return http_why(why, -EADDRNOTAVAIL, "listen: %s: %s; give an "
+		    "address or a name of this machine", spec,
 		    gai_strerror(gai));
 	for (a = ai; a != NULL && fd < 0; a = a->ai_next) {
 		fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK |
@@ -146,8 +164,7 @@ open_tcp(const char *spec, struct one *l, char **why)
 	freeaddrinfo(ai);
 	if (fd < 0)
 		return http_why(why, rc, "listen: %s: %s%s", spec,
-		    strerror(-rc), rc == -EADDRINUSE ?
-		    "; choose another port, or end what has it" : "");
+		    strerror(-rc), hint(rc));
 	l->fd = fd;
 	return 0;
 }
@@ -175,8 +192,10 @@ open_unix(const char *path, struct one *l, char **why)
 		rc = -errno;
 		if (fd >= 0)
 			close(fd);
-		return http_why(why, rc, "listen: unix:%s: %s", path,
-		    strerror(-rc));
+		return http_why(why, rc, "listen: unix:%s: %s%s", path,
+		    strerror(-rc), rc == -ENOENT || rc == -EACCES ?
+		    "; give a path in a folder where dcpd's user may create "
+		    "files" : "");
 	}
 	l->fd = fd;
 	l->path = strdup(path);

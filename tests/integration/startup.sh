@@ -176,6 +176,17 @@ ctl generate --prompt x 2>"$work/log" || rc=$?
 rc=0
 ctl nonsense 2>"$work/log" || rc=$?
 [ $rc = 2 ] || fail "no such command: $rc, want 2"
+rc=0
+"$DCPCTL" stat 2>"$work/o" || rc=$?
+[ $rc = 2 ] && grep -q "did you mean status" "$work/o" || fail "stat: $rc"
+rc=0
+"$DCPCTL" --socket >"$work/o" 2>&1 || rc=$?
+[ $rc = 2 ] && grep -q "PATH is missing" "$work/o" || fail "--socket: $rc"
+"$DCPCTL" help chat >"$work/o" || fail "help chat"
+grep -q "usage: dcpctl chat" "$work/o" || fail "help chat: $(cat "$work/o")"
+rc=0
+"$DCPCTL" help nothing >"$work/o" 2>&1 || rc=$?
+[ $rc = 2 ] && grep -q "no such command" "$work/o" || fail "help nothing: $rc"
 
 # A driver that does not come back, above: no configuration is to blame.
 if [ -n "${hangs:-}" ]; then

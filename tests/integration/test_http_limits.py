@@ -944,6 +944,9 @@ def a_port_in_use_ends_the_start(_):
     with Configured({}, *NULL) as d:
         for where, word in ((f"127.0.0.1:{d.port}", "in use"),
                             ("nowhere", "want HOST:PORT"),
+                            ("192.0.2.1:80", "has no such address"),
+                            ("a b:80", "a name of this machine"),
+                            ("unix:/none/here", "in a folder where"),
                             ("127.0.0.1:99999", "want HOST:PORT"),
                             ("::1:80", "brackets"),
                             ("systemd", "passed no socket")):

@@ -20,7 +20,7 @@
 static int
 parse(const char *line, struct dcpd_options *o, struct dcpd_err *err)
 {
-	static char buf[4096];
+	static char buf[8192];
 	char *argv[ARGS] = { "dcpd" }, *save, *w;
 	int argc = 1;
 
@@ -301,6 +301,39 @@ bad_file(const char *text, const char *word, const char *word2)
 	unlink(path);
 }
 
+/* The message about it still says what it is of, and what to do. */
+START_TEST(values_that_are_very_long)
+{
+	static const char *const flag[] = { "tp", "kv-cache-dtype", "log-level",
+		"socket-mode", "stuck-after", "device", "host-cache-bytes" };
+	static const char *const want[] = { "from 1 to 64", "or fp8_e4m3",
+		"or debug", "to 0777", "to 86400", "or cuda", "or 2GiB" };
+	char line[6000], name[40];
+
+	for (size_t i = 0; i < sizeof flag / sizeof *flag; i++) {
+		snprintf(name, sizeof name, "--%s ", flag[i]);
+		snprintf(line, sizeof line, "--model m %s%05000d", name, 0);
+		memset(strstr(line, name) + strlen(name), 'x', 5000);
+		bad(line, name, want[i]);
+	}
+	/* Characters are not cut. */
+	for (size_t cut = 0; cut < 4; cut++) {
+		struct dcpd_options o;
+		struct dcpd_err err;
+		json_t *j;
+
+		snprintf(line, sizeof line, "--model m --tp %.*s", (int)cut,
+		    "xxx");
+		for (size_t i = 0; i < 1000; i++)
+			strcat(line, "\xf0\x9f\x8d\x90");
+		ck_assert_int_lt(parse(line, &o, &err), 0);
+		j = json_string(err.text);
+		ck_assert_msg(j != NULL, "%s", err.text);
+		json_decref(j);
+	}
+}
+END_TEST
+
 START_TEST(config_file)
 {
 	struct dcpd_options o;
@@ -570,6 +603,7 @@ main(void)
 	tcase_add_test(t, fp8_weights);
 	tcase_add_test(t, refused_flags);
 	tcase_add_test(t, mistakes);
+	tcase_add_test(t, values_that_are_very_long);
 	tcase_add_test(t, config_file);
 	tcase_add_test(t, memory_limits_of_parents_hold);
 	tcase_add_test(t, plugins_of_the_file_and_what_was_changed);
