@@ -258,9 +258,12 @@ ctl_print_scalars(const json_t *o)
 	json_t *v;
 
 	json_object_foreach((json_t *)o, key, v) {
-		if (json_is_string(v))
-			printf("%-20s %s\n", key, json_string_value(v));
-		else if (json_is_integer(v))
+		if (json_is_string(v)) {
+			printf("%-20s ", key);
+			ctl_put(stdout, json_string_value(v),
+			    json_string_length(v));
+			putchar('\n');
+		} else if (json_is_integer(v))
 			printf("%-20s %" JSON_INTEGER_FORMAT "\n", key,
 			    json_integer_value(v));
 		else if (json_is_real(v))

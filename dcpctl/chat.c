@@ -97,7 +97,7 @@ show(struct turn *t, const struct dcp_event *ev)
 		fputs("call ", stdout);
 	if (begin && ev->channel == DCP_CH_TOOL_ARGS)
 		putchar(' ');
-	fwrite(ev->text, 1, ev->text_len, stdout);
+	ctl_put(stdout, ev->text, ev->text_len);
 	fflush(stdout);
 	t->channel = (int)ev->channel;
 }

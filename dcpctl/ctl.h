@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "libdcpclient/dcpclient.h"
 
@@ -59,6 +60,11 @@ void ctl_print_options(const struct ctl_opt *);
 /* One line to stderr, "dcpctl: ..."; returns code. */
 int ctl_fail(int code, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
+/*
+ * Text of a model's or of a daemon's: on a terminal no control characters, which
+ * would steer it; newlines and tabs are text.
+ */
+void ctl_put(FILE *, const char *, size_t);
 void ctl_print_json(json_t *);	/* takes it */
 /* Scalars as "key value" lines, in their order. */
 void ctl_print_scalars(const json_t *);

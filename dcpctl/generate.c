@@ -66,7 +66,7 @@ take(void *arg, const struct dcp_event *ev)
 	if (ev->text_len == 0)
 		return;
 	if (a->stream) {
-		fwrite(ev->text, 1, ev->text_len, stdout);
+		ctl_put(stdout, ev->text, ev->text_len);
 		fflush(stdout);
 	}
 	more = realloc(a->text, a->len + ev->text_len);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "dcpctl/ctl.h"
 
@@ -22,15 +23,45 @@ const struct ctl_opt ctl_common_options[] = {
 int
 ctl_fail(int code, const char *fmt, ...)
 {
+	char *s = NULL;
 	va_list ap;
+	int n;
 
 	fflush(stdout);
 	fputs("dcpctl: ", stderr);
 	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
+	n = vasprintf(&s, fmt, ap);
 	va_end(ap);
+	if (n >= 0) {
+		ctl_put(stderr, s, (size_t)n);
+		free(s);
+	}
 	fputc('\n', stderr);
 	return code;
+}
+
+void
+ctl_put(FILE *to, const char *s, size_t n)
+{
+	size_t i;
+
+	if (!isatty(fileno(to))) {
+		fwrite(s, 1, n, to);
+		return;
+	}
+	for (i = 0; i < n; i++) {
+		unsigned char c = (unsigned char)s[i];
+
+		if (c == 0xc2 && i + 1 < n && (s[i + 1] & 0xe0) == 0x80) {
+			fputc('?', to);		/* U+0080 to U+009F */
+			i++;
+		} else if (c == '\r' && i + 1 < n && s[i + 1] == '\n') {
+			continue;
+		} else {
+			fputc(c == '\n' || c == '\t' || (c >= ' ' &&
+			    c != 0x7f) ? c : '?', to);
+		}
+	}
 }
 
 void

@@ -59,7 +59,7 @@ print_prompt(const struct prompt *p, bool text)
 		return;
 	}
 	if (text)
-		fwrite(p->text, 1, p->len, stdout);
+		ctl_put(stdout, p->text, p->len);
 	else
 		json_array_foreach(p->tokens, i, id)
 			printf(i == 0 ? "%lld" : ",%lld",

@@ -9,25 +9,20 @@
 
 #include "plugins/http/words.h"
 
-static const char *
-own_words(int status)
-{
-	switch (status) {
-	case 400:
-		return "no request that can be read: not HTTP/1.1, a head of "
-		    "more than 16 KiB, or Content-Length beside "
-		    "Transfer-Encoding";
-	case 413:
-		return "the body is larger than 32 MiB, or the size of a chunk "
-		    "cannot be read: a hexadecimal number, no extensions";
-	case 417:
-		return "Expect: only 100-continue is known";
-	case 501:
-		return "no such method";
-	default:
-		return "the request cannot be served";
-	}
-}
+static const struct own {
+	int status;
+	const char *reason, *words;
+} own[] = {
+	{ 400, "Bad Request", "no request that can be read: not HTTP/1.1, a "
+	  "head of more than 16 KiB, or Content-Length beside "
+	  "Transfer-Encoding" },
+	{ 413, "Content Too Large", "the body is larger than 32 MiB, or the "
+	  "size of a chunk cannot be read: a hexadecimal number, no "
+	  "extensions" },
+	{ 417, "Expectation Failed", "Expect: only 100-continue is known" },
+	{ 501, "Not Implemented", "no such method" },
+	{ 0, "Error", "the request cannot be served" },
+};
 
 /*
  * Put an error of the API's form in the place of evhttp's page, which is HTML
@@ -36,6 +31,7 @@ own_words(int status)
 static bool
 replace(struct evbuffer *out)
 {
+	const struct own *o = own;
 	char line[16] = "", body[320];
 	int status, n;
 
@@ -45,14 +41,16 @@ replace(struct evbuffer *out)
 	status = atoi(line + 9);
 	if (status < 400)
 		return false;		/* 100 Continue */
+	while (o->status != status && o->status != 0)
+		o++;
 	evbuffer_drain(out, evbuffer_get_length(out));
 	n = snprintf(body, sizeof body, "{\"error\":{\"message\":\"%s\","
 	    "\"type\":\"invalid_request_error\",\"param\":null,"
-	    "\"code\":\"bad_http\"}}", own_words(status));
+	    "\"code\":\"bad_http\"}}", o->words);
 	evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nContent-Type: "
 	    "application/json\r\nConnection: close\r\n"
 	    "Content-Length: %d\r\n\r\n%s", status,
-	    status == 413 ? "Content Too Large" : "Bad Request", n, body);
+	    o->reason, n, body);
 	return true;
 }
 

@@ -4,12 +4,14 @@ The text of ids is held against the vocabulary as tokenizer.json has it.
 """
 import json
 import os
+import pty
+import subprocess
 import sys
 
 srcdir = os.environ.get("srcdir", ".")
 sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
 import dcpclient as dcp  # noqa: E402
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, binary  # noqa: E402
 
 TINY = os.path.join(srcdir, "models/dcp-tiny")
 CHAT = [{"role": "user", "content": "How many pears, \U0001f350?"}]
@@ -123,6 +125,23 @@ def command(d, c, vocab):
     assert d.ctl("tokenize", "--messages", "/nonexistent").returncode == 1
 
 
+def terminal(d, c, vocab):
+    """What would steer a terminal does not reach one; a file gets it all."""
+    text = "a\x1b]0;x\x07b\x9b2J\x7f\tc\r\nd\r\u00e9\U0001f350"
+    ids = ",".join(map(str, ask(c, text=text).prompt_tokens))
+    args = [binary("dcpctl"), "--socket", d.socket, "tokenize", "--tokens",
+            ids]
+    assert subprocess.run(args, capture_output=True, timeout=60).stdout == \
+        text.encode() + b"\n"
+    fd, tty = pty.openpty()
+    subprocess.run(args, stdout=tty, stderr=tty, timeout=60, check=True)
+    os.close(tty)
+    # The terminal itself writes newlines as CR LF.
+    seen = os.read(fd, 4096).decode().replace("\r\n", "\n")
+    assert seen == "a?]0;x?b?2J?\tc\nd?\u00e9\U0001f350\n", repr(seen)
+    os.close(fd)
+
+
 def main():
     vocab, special = vocabulary()
     with Daemon("--model", TINY, "--engine", "null", "--null-pages",
@@ -142,6 +161,7 @@ def main():
         long_ones(c, vocab, info["max_context"])
         refused(c)
         command(d, c, vocab)
+        terminal(d, c, vocab)
         after = d.ctl_json("status")["counters"]
         for k in ("prompt_tokens", "steps", "prefix_lookup_tokens"):
             assert before[k] == after[k], (k, before[k], after[k])
