@@ -556,6 +556,9 @@ ctl_plugins(int argc, char **argv)
 	if (json_array_size(a) > 0)
 		printf("%-16s %-10s %-9s %s\n", "name", "version", "state",
 		    "stats");
+	else
+		printf("none runs; --http, --port, --unix and --plugins of "
+		    "dcpd load some\n");
 	json_array_foreach(a, i, p) {
 		stats = json_object_get(p, "stats");
 		text = json_is_object(stats) ? json_dumps(stats, 0) : NULL;

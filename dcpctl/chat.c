@@ -332,6 +332,8 @@ read_tools(const char *path, json_t *options)
 	json_error_t je;
 	json_t *tools = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
 
+	if (tools == NULL && je.line < 1)	/* it was not read */
+		return ctl_fail(CTL_USAGE, "--tools: %s", je.text);
 	if (tools == NULL)
 		return ctl_fail(CTL_USAGE, "--tools %s: line %d: %s", path,
 		    je.line, je.text);

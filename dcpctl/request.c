@@ -189,8 +189,12 @@ ctl_usage_json(const struct dcp_usage *u)
 static const char *
 why(int rc)
 {
+	static const char call[] = "dcp_submit: ";
 	const char *text = dcp_error_text();
 
+	/* The name of a call says nothing here. */
+	if (strncmp(text, call, sizeof call - 1) == 0)
+		text += sizeof call - 1;
 	return text[0] != '\0' ? text : strerror(-rc);
 }
 

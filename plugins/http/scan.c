@@ -26,9 +26,13 @@ scan_begin(struct scan *s)
 }
 
 bool
-scan_looks(const struct scan *s)
+scan_pass(struct scan *s, size_t n)
 {
-	return s->at != AT_END;
+	if (s->at == AT_DATA && n < s->left) {
+		s->left -= n;
+		return true;
+	}
+	return s->at == AT_END;
 }
 
 /* A byte of the head or of a trailer; true: that is over with it. */

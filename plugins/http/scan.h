@@ -26,7 +26,8 @@ struct scan {
 void scan_begin(struct scan *);
 /* The next bytes; those behind the request's end are passed over. */
 void scan_bytes(struct scan *, const char *p, size_t n);
-/* Does it matter what else comes? */
-bool scan_looks(const struct scan *);
+/* True: the next n bytes need no look, they are of a chunk or nobody's; they
+ * have passed. Else they are scan_bytes's. */
+bool scan_pass(struct scan *, size_t n);
 
 #endif

@@ -238,7 +238,7 @@ scan_tail(struct conn *c, struct evbuffer *in, size_t n)
 
 	if (c->state > C_BODY || n == 0)
 		return;
-	if (c->state == C_BODY && !scan_looks(&c->scan)) {
+	if (c->state == C_BODY && scan_pass(&c->scan, n)) {
 		c->since = http_now();
 		return;
 	}

@@ -182,6 +182,10 @@ rc=0
 rc=0
 "$DCPCTL" --socket >"$work/o" 2>&1 || rc=$?
 [ $rc = 2 ] && grep -q "PATH is missing" "$work/o" || fail "--socket: $rc"
+rc=0
+"$DCPCTL" --socket "$sock" chat --tools "$work/none" x 2>"$work/o" || rc=$?
+[ $rc = 2 ] && grep -q "^dcpctl: --tools: .*No such file" "$work/o" ||
+    fail "no tools: $rc, $(cat "$work/o")"
 "$DCPCTL" help chat >"$work/o" || fail "help chat"
 grep -q "usage: dcpctl chat" "$work/o" || fail "help chat: $(cat "$work/o")"
 rc=0

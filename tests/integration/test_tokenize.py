@@ -119,6 +119,8 @@ def command(d, c, vocab):
                    '{"chat_template_kwargs": {"enable_thinking": false}}')
     assert o["text"].endswith("</think>") and o["count"] == len(o["tokens"])
     assert o["text"] == text_of(o["tokens"], vocab)
+    r = d.ctl("generate", "--prompt", "")
+    assert r.stderr == "dcpctl: the input is empty\n", r
     for bad in ((), ("--prompt", "a", "--tokens", "1"),
                 ("--prompt", "a", "--options", "{}")):
         assert d.ctl("tokenize", *bad).returncode == 2, bad

@@ -36,10 +36,10 @@ expect(const char *text, bool head_over, bool chunked, bool bad, bool looks)
 		s = run(text, n, cut);
 		ck_assert_msg(s.head_over == head_over &&
 		    s.chunked == chunked && s.bad == bad &&
-		    scan_looks(&s) == looks,
+		    scan_pass(&s, SIZE_MAX) == !looks,
 		    "%s, cut at %zu: head_over %d, chunked %d, bad %d, looks "
 		    "%d", text, cut, s.head_over, s.chunked, s.bad,
-		    scan_looks(&s));
+		    !looks);
 	}
 }
 
@@ -99,6 +99,22 @@ START_TEST(chunks_by_the_rfc_are_good)
 }
 END_TEST
 
+/* What is in a chunk need not be looked at, up to its last byte. */
+START_TEST(bytes_of_a_chunk_pass)
+{
+	struct scan s = run(CHUNKED "5\r\na", strlen(CHUNKED "5\r\na"), 0);
+
+	ck_assert(!scan_pass(&s, 4));
+	ck_assert(scan_pass(&s, 2));
+	ck_assert(scan_pass(&s, 1));
+	ck_assert(!scan_pass(&s, 1));
+	scan_bytes(&s, "e\r\n0\r", 5);
+	ck_assert(!scan_pass(&s, 1) && !s.bad);
+	scan_bytes(&s, "\n\r\n", 3);
+	ck_assert(scan_pass(&s, 100) && !s.bad);
+}
+END_TEST
+
 START_TEST(what_only_looks_like_chunks_is_bad)
 {
 	static const char *const bad[] = {
@@ -131,6 +147,7 @@ main(void)
 	tcase_add_test(t, a_head_ends_with_an_empty_line);
 	tcase_add_test(t, the_fields_name_is_looked_for);
 	tcase_add_test(t, chunks_by_the_rfc_are_good);
+	tcase_add_test(t, bytes_of_a_chunk_pass);
 	tcase_add_test(t, what_only_looks_like_chunks_is_bad);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
