@@ -174,12 +174,18 @@ dcpd_req_put(struct req *r)
 	last = --r->refs == 0;
 	if (last) {
 		dcpd_live_remove(s, r);
-		/* Its uid's quota may have room; or it was the last one. */
-		dcpd_sched_kick(s);
+		s->n_freed++;
 	}
 	pthread_mutex_unlock(&s->lock);
-	if (last)
-		dcpd_req_free(r);
+	if (!last)
+		return;
+	/* What it has of the scheduler's (its grammar) goes back with it. */
+	dcpd_req_free(r);
+	pthread_mutex_lock(&s->lock);
+	s->n_freed--;
+	/* Its uid's quota may have room; or it was the last one. */
+	dcpd_sched_kick(s);
+	pthread_mutex_unlock(&s->lock);
 }
 
 /* --- intake: dcpd_ipc_ops ---------------------------------------------- */
@@ -546,7 +552,7 @@ step_main(void *arg)
 		s->kick = false;
 		take_inbox(s);
 		sweep(s);
-		done = s->stopping && s->n_live == 0;
+		done = s->stopping && s->n_live == 0 && s->n_freed == 0;
 		dcpd_sched_gauges(s);
 		pthread_mutex_unlock(&s->lock);
 		dcpd_sched_flush_posts(s);

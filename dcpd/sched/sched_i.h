@@ -196,6 +196,7 @@ struct dcpd_sched {
 
 	struct req *live;		/* [lock] live.c */
 	uint32_t n_live;		/* [lock] */
+	uint32_t n_freed;		/* [lock] being freed, live no more */
 	struct req **by_id;		/* [lock] [n_by_id] */
 	uint32_t n_by_id;		/* a power of two */
 	struct uid_use **by_uid;	/* [lock] */

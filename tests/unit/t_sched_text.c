@@ -250,6 +250,22 @@ START_TEST(min_tokens_keep_stop_ids_away_from_a_form)
 }
 END_TEST
 
+/* What the last request had of the scheduler's is given back by then: it is
+ * freed by a text worker, after its client has heard of its end. */
+START_TEST(stopping_waits_for_the_last_request)
+{
+	struct fk_req q = { .text = "x", .max_tokens = 3,
+	    .options = "{\"response_format\":{\"type\":\"json_object\"}}" };
+
+	for (int i = 0; i < 60; i++) {
+		start("");
+		F.e.script = NULL;
+		ck_assert_int_eq(one(&q)->error, 0);
+		stop();
+	}
+}
+END_TEST
+
 #define CHAT(m) { .text = (m), .chat = true, .max_tokens = 500 }
 
 START_TEST(chat_divides_reasoning_from_content)
@@ -402,6 +418,7 @@ main(void)
 	tcase_add_test(t, a_stop_string_waits_for_min_tokens);
 	tcase_add_test(t, a_stop_id_is_a_token_without_text);
 	tcase_add_test(t, min_tokens_keep_stop_ids_away_from_a_form);
+	tcase_add_test(t, stopping_waits_for_the_last_request);
 	tcase_add_test(t, chat_divides_reasoning_from_content);
 	tcase_add_test(t, only_chat_is_parsed);
 	tcase_add_test(t, a_tool_call_is_the_reason_of_its_end);
