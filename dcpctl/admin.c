@@ -169,6 +169,23 @@ listener(int fd)
 	return who.pid;
 }
 
+/* Process 1 of a container may be dcpd, and systemd a user's. */
+static bool
+is_systemd(pid_t pid)
+{
+	char path[40], name[16] = "";
+	FILE *f;
+
+	snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
+	f = fopen(path, "re");
+	if (f == NULL)
+		return false;
+	if (fgets(name, sizeof name, f) == NULL)
+		name[0] = '\0';
+	fclose(f);
+	return strcmp(name, "systemd\n") == 0;
+}
+
 /*
  * Is there a daemon that may yet answer? Not if it has been silent for long
  * while none holds a stats page: but systemd has the socket before its daemon
@@ -180,7 +197,7 @@ may_answer(int fd)
 	struct pollfd p = { fd, POLLIN, 0 };
 	json_t *page = NULL;
 
-	if (poll(&p, 1, WAIT_ALONE_MS) != 0 || listener(fd) == 1 ||
+	if (poll(&p, 1, WAIT_ALONE_MS) != 0 || is_systemd(listener(fd)) ||
 	    ctl_stats(true, &page) == CTL_OK) {
 		json_decref(page);
 		return true;

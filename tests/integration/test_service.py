@@ -207,6 +207,25 @@ def status_is_quick_where_nothing_is():
             d.p.send_signal(signal.SIGCONT)
         assert r.returncode == 1 and took < 4, (r, took)
         assert f"process {d.p.pid} " in r.stderr, r
+        # systemd has the socket before its daemon runs, and starts that.
+        at = os.path.join(d.dir, "held")
+        held = subprocess.Popen([sys.executable, "-c", """if True:
+            import socket, sys, time
+            with open("/proc/self/comm", "w") as f:
+                f.write("systemd")
+            s = socket.socket(socket.AF_UNIX)
+            s.bind(sys.argv[1])
+            s.listen()
+            time.sleep(2.5)
+            c = s.accept()[0]
+            c.recv(999)
+            c.sendall(b'{"ok": true, "result": {"ready": true}}\\n')
+            """, at + ".admin"])
+        until("its socket", lambda: os.path.exists(at + ".admin"))
+        time.sleep(0.2)
+        r = subprocess.run([binary("dcpctl"), "--socket", at, "status"],
+                           capture_output=True, text=True, timeout=60)
+        assert held.wait(60) == 0 and r.returncode == 0, r
 
 
 def a_check_that_waits_delays_neither_a_reload_nor_the_end():
