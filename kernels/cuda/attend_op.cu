@@ -306,28 +306,47 @@ meet_q(dcpk_ctx *c)
 	return dcpg_meet_over(c, DCPG_GROUP, &s, 1, 0);
 }
 
-/* Does q cross by pushes, RoPE included, or is it fetched after a meeting? */
+/* Does q cross by pushes, or is it fetched after a meeting? */
 bool
 dcpg_pushes_q(const dcpk_ctx *c)
 {
-	const dcpk_model *m = &c->s.model;
-
 	return c->D > 1 && !c->gathered && c->s.comm == DCPK_COMM_PEER &&
-	    m->rope % 16 == 0 && m->kv_lora % 8 == 0 && m->nope % 8 == 0;
+	    (c->s.model.kv_lora + c->s.model.rope) % 8 == 0;
 }
 
-/* Where this rank's q stands in its own qg. */
+/* Where rank e of r's group reads r's q, that rank itself among them. */
+static bf16 *
+place_of_q(const dcpk_ctx *c, const dcpg_rank *r, uint32_t e)
+{
+	return c->r[r->group * c->D + e].qg + r->dr * (q_bytes(c) /
+	    sizeof(bf16));
+}
+
 bf16 *
 dcpg_own_q(const dcpk_ctx *c, const dcpg_rank *r)
 {
-	return r->qg + r->dr * (q_bytes(c) / sizeof(bf16));
+	return place_of_q(c, r, r->dr);
+}
+
+/* The same for the kernel that makes it (lane 1), or this rank alone. */
+void
+dcpg_query_to(dcpk_ctx *c, dcpg_rank *r, struct dcpg_query *a)
+{
+	a->ranks = dcpg_pushes_q(c) ? c->D : 1;
+	a->step = a->ranks * (q_bytes(c) / sizeof(bf16));
+	a->to[0] = r->q;
+	if (a->ranks == 1)
+		return;
+	a->peer = dcpg_peer_of(c, r, 1);
+	a->first = r->group * c->D;
+	for (uint32_t e = 0; e < c->D; e++)
+		a->to[e] = place_of_q(c, r, e);
 }
 
 /* A rank puts its q where its group reads it, and has the group's (lane 1). */
 int
 dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
 {
-	const dcpk_model *m = &c->s.model;
 	struct dcpg_peer p = dcpg_peer_of(c, r, 1);
 	struct dcpg_push a = {};
 
@@ -339,14 +358,7 @@ dcpg_push_q(dcpk_ctx *c, dcpg_rank *r)
 	a.n = c->D;
 	for (uint32_t e = 0; e < c->D; e++)
 		if (e != r->dr)
-			a.to[e] = (char *)c->r[a.first + e].qg + r->dr *
-			    a.bytes;
-	a.rope.from = r->qh + m->nope;
-	a.rope.step = m->nope + m->rope;
-	a.rope.heads = c->Hr;
-	a.rope.dims = m->rope;
-	a.rope.cos = r->cos;
-	a.rope.sin = r->sin;
+			a.to[e] = place_of_q(c, r, e);
 	return dcpg_peer_push(&p, &a, r->st) == 0 ? 0 :
 	    dcpg_ok(cudaErrorLaunchFailure, "push of q");
 }

@@ -566,51 +566,54 @@ share_rows(dcpk_ctx *c)
 	return dcpg_meet_over(c, DCPG_ALL, s, 3, 0);
 }
 
-/* q of the heads of this pass, absorbed; where it is pushed, in this rank's
- * place among its group's */
-static int
-queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+/* Few rows of decode: query.cu does all that is behind q_b. */
+static bool
+by_query(const dcpk_ctx *c)
 {
 	const dcpk_model *m = &c->s.model;
-	dcpg_layer *l = &r->layer[layer];
-	uint32_t heads = c->prefill ? c->Hp : c->Hr, qd = m->nope + m->rope;
+
+	return !c->prefill && c->rows <= 64 &&
+	    dcpg_query_fits(m->kv_lora, m->rope, m->nope);
+}
+
+static const bf16 *
+uk_of(const dcpk_ctx *c, const dcpg_rank *r, uint32_t layer)
+{
+	const dcpk_model *m = &c->s.model;
 	uint32_t h0 = c->prefill ? 0 : r->cp * c->Hr;	/* decode slice */
-	uint32_t ld = m->kv_lora + m->rope, step = heads * ld;
-	bf16 *q = r->q;
-	dcpg_mat qb = l->q_b;
+
+	return r->layer[layer].uk.w + (size_t)h0 * m->kv_lora * m->nope;
+}
+
+/* q absorbed, then RoPE; where it is pushed, in this rank's place among its
+ * group's */
+static int
+absorb(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t heads)
+{
+	const dcpk_model *m = &c->s.model;
+	uint32_t qd = m->nope + m->rope, ld = m->kv_lora + m->rope;
 	dcpg_prod p = {};
 	query_args a = {};
 	int rc;
 
-	if (r->m == 0)
-		return 0;
-	if (dcpg_pushes_q(c)) {
-		q = dcpg_own_q(c, r);
-		step = c->D * c->Hr * ld;
-	}
-	qb.w += (size_t)h0 * qd * m->q_lora;	/* FP8: h0 is 0, see keep.h */
-	qb.n = heads * qd;
-	rc = linear(r, &qb, r->qr16, &r->qr8, r->qh, false, qb.n);
-	p.w = l->uk.w + (size_t)h0 * m->kv_lora * m->nope;
+	a.q = dcpg_pushes_q(c) ? dcpg_own_q(c, r) : r->q;
+	a.q_step = (dcpg_pushes_q(c) ? c->D : 1) * heads * ld;
+	p.w = uk_of(c, r, layer);
 	p.x = r->qh;
-	p.y = q;
+	p.y = a.q;
 	p.m = r->m;
 	p.n = m->kv_lora;
 	p.k = m->nope;
 	p.ldw = m->nope;
 	p.ldx = heads * qd;
-	p.ldy = step;
+	p.ldy = a.q_step;
 	p.batch = heads;
 	p.sw = (int64_t)m->kv_lora * m->nope;
 	p.sx = qd;
 	p.sy = ld;
-	rc |= dcpg_product(r, &p);
-	if (dcpg_pushes_q(c))	/* does the rest */
-		return rc;
+	rc = dcpg_product(r, &p);
 	a.own = r->own;
 	a.qh = r->qh;
-	a.q = q;
-	a.q_step = step;
 	a.cos = r->cos;
 	a.sin = r->sin;
 	a.heads = heads;
@@ -620,6 +623,46 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	return rc | dcpg_launch_early("rope_queries", rope_queries, dim3(r->m,
 	    (heads * (a.r / 2) + QUERY_THREADS - 1) / QUERY_THREADS),
 	    QUERY_THREADS, r->st, a);
+}
+
+/* q of the heads of this pass, but for what finish_queries does */
+static int
+queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
+{
+	const dcpk_model *m = &c->s.model;
+	uint32_t heads = c->prefill ? c->Hp : c->Hr, qd = m->nope + m->rope;
+	dcpg_mat qb = r->layer[layer].q_b;
+	int rc;
+
+	if (r->m == 0)
+		return 0;
+	/* FP8: this is 0, see keep.h */
+	qb.w += (size_t)(c->prefill ? 0 : r->cp * c->Hr) * qd * m->q_lora;
+	qb.n = heads * qd;
+	rc = linear(r, &qb, r->qr16, &r->qr8, r->qh, false, qb.n);
+	return by_query(c) ? rc : rc | absorb(c, r, layer, heads);
+}
+
+/* What waits for peers, so is enqueued when all ranks have what is before it:
+ * loading a kernel's code may wait for the device. */
+static int
+finish_queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, bool early)
+{
+	struct dcpg_query a = {};
+
+	if (!by_query(c))
+		return dcpg_pushes_q(c) ? dcpg_push_q(c, r) : 0;
+	a.x = r->qh;
+	a.w = uk_of(c, r, layer);
+	a.cos = r->cos;
+	a.sin = r->sin;
+	a.rows = r->m;
+	a.heads = c->Hr;
+	a.nope = c->s.model.nope;
+	a.early = early;
+	dcpg_query_to(c, r, &a);
+	return dcpg_query(&a, r->st) == 0 ? 0 :
+	    dcpg_ok(cudaErrorLaunchFailure, "queries");
 }
 
 static int
@@ -672,9 +715,7 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 /*
  * Decode: q on the side stream, its way to the group included, and behind the
  * index query's product: beside each other both take their whole bytes' time,
- * and the index is what attention waits for longest. The push waits
- * for peers, so it is enqueued when all ranks have what is before it: loading
- * a kernel's code may wait for the device.
+ * and the index is what attention waits for longest.
  */
 static int
 queries_aside(dcpk_ctx *c, uint32_t layer)
@@ -696,11 +737,9 @@ queries_aside(dcpk_ctx *c, uint32_t layer)
 		dcpg_rank *r = &c->r[i];
 
 		cudaSetDevice(r->dev);
-		if (dcpg_pushes_q(c)) {
-			dcpg_aside(r);
-			rc |= dcpg_push_q(c, r);
-			dcpg_aside(r);
-		}
+		dcpg_aside(r);
+		rc |= finish_queries(c, r, layer, false);
+		dcpg_aside(r);
 		rc |= dcpg_joins(r);
 	}
 	c->forked = true;
@@ -737,9 +776,9 @@ dcpg_attn_in_op(dcpk_ctx *c, uint32_t layer)
 		rc |= index_product(c, &c->r[i], layer);
 		rc |= index_query(c, &c->r[i], layer);
 	}
-	for (uint32_t i = 0; dcpg_pushes_q(c) && i < c->W; i++) {
+	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
-		rc |= dcpg_push_q(c, &c->r[i]);
+		rc |= finish_queries(c, &c->r[i], layer, true);
 	}
 	return rc != 0 ? -EIO : 0;
 }

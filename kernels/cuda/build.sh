@@ -22,7 +22,7 @@ build() {	# SOURCE: compiled when it or a header is newer than its object
 }
 
 objs=
-for f in attend index index_rows select value route route_rows experts \
+for f in attend index index_rows select value query route route_rows experts \
     experts4 init peer; do
 	build "kernels/cuda/$f.cu"
 	objs="$objs $out/$f.o"
@@ -33,13 +33,15 @@ build tests/gpu/kernel_bench.cu
 build tests/gpu/experts_bench.cu
 build tests/gpu/rows_test.cu
 build tests/gpu/value_test.cu
+build tests/gpu/query_test.cu
 build tests/gpu/peer_test.cu
 build tests/gpu/fault.cu
 $nvcc $flags -shared $objs -o "$out/libdcpg.so"
 $nvcc $flags "$out/kernel_test.o" "$out/experts_test.o" "$out/rows_test.o" \
-	"$out/value_test.o" $objs -o "$out/kernel_test"
+	"$out/value_test.o" "$out/query_test.o" $objs -o "$out/kernel_test"
 $nvcc $flags "$out/kernel_bench.o" "$out/experts_bench.o" $objs \
 	-o "$out/kernel_bench"
-$nvcc $flags "$out/peer_test.o" "$out/peer.o" -o "$out/peer_test"
+$nvcc $flags "$out/peer_test.o" "$out/peer.o" "$out/query.o" \
+	-o "$out/peer_test"
 $nvcc $flags -shared "$out/fault.o" -o "$out/libfault.so"
 $nvcc $flags -shared tests/gpu/trace.cc -o "$out/libtrace.so" -lcupti

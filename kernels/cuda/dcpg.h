@@ -310,31 +310,49 @@ size_t dcpg_peer_words(uint32_t world);
 /* What any rank enqueued before is visible to what all enqueue after. */
 int dcpg_peer_meet(const struct dcpg_peer *, void *stream);
 
-/* The last `dims` of a head's values, to be made of pairs: y[i] = x[2i] cos[i] -
- * x[2i + 1] sin[i], y[dims/2 + i] = x[2i + 1] cos[i] + x[2i] sin[i]. */
-struct dcpg_rope {
-	const void *from;	/* [rows][heads], a head's pairs, bf16 */
-	uint32_t step;		/* elements from head to head */
-	uint32_t heads, dims;	/* dims: a multiple of 16; 0: there is none */
-	const float *cos, *sin;	/* [rows][dims / 2] */
-};
-
 /*
  * Copies `rows` runs of `bytes` (multiples of 16) to each of the n ranks from
  * `first` on, its own place among them or NULL; when the launch ends, what those
- * ranks sent by the same call is here. A run is heads of bf16 where rope says
- * so; their last parts are then written to `from`, too.
+ * ranks sent by the same call is here.
  */
 struct dcpg_push {
-	void *from;
+	const void *from;
 	void *to[DCPK_MAX_RANKS];
 	uint32_t first, n, rows;
 	uint64_t bytes, from_step, to_step;
-	struct dcpg_rope rope;
 };
 
 int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
     void *stream);
+
+/* --- queries of decode (query.cu) ---------------------------------------- */
+
+/*
+ * For every row i and head h of this rank, with x[i][h] what q_b gives, nope
+ * first:
+ *   q[i][h][c] = sum_n w[h][c][n] * x[i][h][n]
+ *   q[i][h][512 + p] = a * cos[i][p] - b * sin[i][p],
+ *   q[i][h][544 + p] = b * cos[i][p] + a * sin[i][p] of a, b = x's pair p
+ * to each of the ranks; when the launch ends, what those ranks sent by the same
+ * call is here. No peers: to one place of this rank's own.
+ */
+struct dcpg_query {
+	const void *x;		/* [rows][heads][nope + 64] bf16 */
+	const void *w;		/* [heads][512][nope] bf16 */
+	const float *cos, *sin;	/* [rows][32] */
+	void *to[DCPK_MAX_RANKS]; /* [rows][step] bf16, of which the first heads
+				   * 576 are written; by rank from `first` on */
+	uint32_t rows, heads, nope, step;
+	uint32_t first, ranks;
+	struct dcpg_peer peer;	/* world 0: no peers */
+	bool early;		/* weights may be fetched while the kernel before
+				   still runs */
+	uint32_t cols;		/* of a block: 0: chosen. Tests and the
+				   benchmark force 64, 128 */
+};
+
+bool dcpg_query_fits(uint32_t latent, uint32_t rope, uint32_t nope);
+int dcpg_query(const struct dcpg_query *, void *stream);
 
 /* --- indexer: selection (select.cu) -------------------------------------- */
 

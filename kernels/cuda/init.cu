@@ -9,6 +9,7 @@ int index_init(void);
 int index_rows_init(void);
 int select_init(void);
 int value_init(void);
+int query_init(void);
 int route_rows_init(void);
 int experts_init(void);
 int experts4_init(void);
@@ -27,6 +28,8 @@ dcpg_init(void)
 		rc = dcpg::select_init();
 	if (rc == 0)
 		rc = dcpg::value_init();
+	if (rc == 0)
+		rc = dcpg::query_init();
 	if (rc == 0)
 		rc = dcpg::route_rows_init();
 	if (rc == 0)

@@ -14,7 +14,7 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \
 	tests/gpu/price.py tests/gpu/prefill.py tests/gpu/failstop.py \
 	tests/gpu/where.py tests/gpu/rows_test.cu \
-	tests/gpu/value_test.cu \
+	tests/gpu/value_test.cu tests/gpu/query_test.cu tests/gpu/queries.h \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
 	tests/gpu/memory.py \
 	tests/gpu/README
@@ -25,7 +25,8 @@ cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/ffn.cu kernels/cuda/sample_op.cu \
 	kernels/cuda/init.cu kernels/cuda/attend.cu kernels/cuda/index.cu \
 	kernels/cuda/index_rows.cu kernels/cuda/select.cu \
-	kernels/cuda/value.cu kernels/cuda/route.cu kernels/cuda/route_rows.cu \
+	kernels/cuda/value.cu kernels/cuda/query.cu kernels/cuda/route.cu \
+	kernels/cuda/route_rows.cu \
 	kernels/cuda/experts.cu kernels/cuda/experts4.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
 	kernels/cuda/mirror.cu kernels/cuda/lost.cu \

@@ -31,7 +31,6 @@
 #include <errno.h>
 #include <stdint.h>
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/dcpg.h"
@@ -50,66 +49,29 @@ meet_kernel(const __grid_constant__ struct dcpg_peer p)
 	meet(p);
 }
 
-/* Eight neighbours of a head's rope part: of the first half of it, or (second)
- * of the other. */
-__device__ inline uint4
-turned(const struct dcpg_rope &r, uint32_t row, uint32_t head, uint32_t piece)
-{
-	uint32_t half = r.dims / 2, p = piece * 8 % half;
-	bool second = piece * 8 >= half;
-	const uint4 *x = (const uint4 *)((const __nv_bfloat16 *)r.from +
-	    ((size_t)row * r.heads + head) * r.step + 2 * p);
-	const float4 *c = (const float4 *)(r.cos + (size_t)row * half + p);
-	const float4 *s = (const float4 *)(r.sin + (size_t)row * half + p);
-	uint4 x0 = x[0], x1 = x[1];
-	float4 c0 = c[0], c1 = c[1], s0 = s[0], s1 = s[1];
-	uint32_t w[8] = { x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w };
-	float cs[8] = { c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w };
-	float sn[8] = { s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w };
-	float y[8];
-
-#pragma unroll
-	for (int i = 0; i < 8; i++) {
-		float a = bf16_lo(w[i]), b = bf16_hi(w[i]);
-
-		y[i] = second ? b * cs[i] + a * sn[i] : a * cs[i] - b * sn[i];
-	}
-	return make_uint4(pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]),
-	    pack_bf16(y[4], y[5]), pack_bf16(y[6], y[7]));
-}
-
 /*
  * grid: (shares of a row, rows). A thread has U 16-byte pieces of a row under
  * way; each block tells of its own, the first waits for all blocks of the
- * peers. ROPE: of every head the last pieces are made here, for this rank, too.
+ * peers.
  */
-template <uint32_t U, bool ROPE>
+template <uint32_t U>
 __global__ void __launch_bounds__(THREADS)
 push_kernel(const __grid_constant__ struct dcpg_peer p,
     const __grid_constant__ struct dcpg_push a)
 {
 	uint32_t per = (uint32_t)(a.bytes / 16), row = blockIdx.y;
 	uint32_t at = blockIdx.x * THREADS * U + threadIdx.x, t = threadIdx.x;
-	uint32_t head = ROPE ? per / a.rope.heads : 1;	/* pieces of one */
-	uint32_t latent = ROPE ? head - a.rope.dims / 8 : 0;
 	uint32_t blocks = gridDim.x * gridDim.y;
-	uint4 *from = (uint4 *)((char *)a.from + row * a.from_step);
+	const uint4 *from = (const uint4 *)((const char *)a.from +
+	    row * a.from_step);
 	uint4 v[U];
 
 	launch_wait();
 	launch_next();
 #pragma unroll
-	for (uint32_t u = 0; u < U; u++) {
-		uint32_t i = at + u * THREADS;
-
-		if (i >= per)
-			continue;
-		if (ROPE && i % head >= latent)
-			v[u] = from[i] = turned(a.rope, row, i / head,
-			    i % head - latent);
-		else
-			v[u] = from[i];
-	}
+	for (uint32_t u = 0; u < U; u++)
+		if (at + u * THREADS < per)
+			v[u] = from[at + u * THREADS];
 	for (uint32_t e = 0; e < a.n; e++) {
 		uint4 *to = (uint4 *)((char *)a.to[e] + row * a.to_step);
 
@@ -130,16 +92,6 @@ push_kernel(const __grid_constant__ struct dcpg_peer p,
 		*(volatile uint32_t *)peer_word(p, PEER_TAKEN) += blocks;
 }
 
-template <uint32_t U>
-cudaError_t
-push(const cudaLaunchConfig_t *cfg, const struct dcpg_peer *p,
-    const struct dcpg_push *a)
-{
-	return a->rope.dims > 0 ?
-	    cudaLaunchKernelEx(cfg, push_kernel<U, true>, *p, *a) :
-	    cudaLaunchKernelEx(cfg, push_kernel<U, false>, *p, *a);
-}
-
 }	/* namespace */
 
 /* The kernels are on the device before any of them spins there. */
@@ -149,8 +101,7 @@ dcpg_peer_init(void)
 	cudaFuncAttributes a;
 	bool ok = cudaFuncGetAttributes(&a, meet_kernel) == cudaSuccess;
 
-	for (auto k : { push_kernel<1, false>, push_kernel<1, true>,
-	    push_kernel<4, false>, push_kernel<4, true> })
+	for (auto k : { push_kernel<1>, push_kernel<4> })
 		ok = ok && cudaFuncGetAttributes(&a, k) == cudaSuccess;
 	return ok ? 0 : -EIO;
 }
@@ -182,11 +133,7 @@ dcpg_peer_push(const struct dcpg_peer *p, const struct dcpg_push *a,
 	    a->n == 0 || a->n > p->world || a->first > p->world - a->n ||
 	    a->rows == 0 || a->rows > 65535 || a->bytes == 0 ||
 	    per > 1u << 30 ||
-	    (a->bytes | a->from_step | a->to_step) % 16 != 0 ||
-	    (a->rope.dims > 0 && (a->rope.heads == 0 ||
-	    a->rope.dims % 16 != 0 || a->rope.step % 8 != 0 ||
-	    per % a->rope.heads != 0 ||
-	    per / a->rope.heads < a->rope.dims / 8)))
+	    (a->bytes | a->from_step | a->to_step) % 16 != 0)
 		return -EINVAL;
 	at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	at.val.programmaticStreamSerializationAllowed = 1;
@@ -197,8 +144,10 @@ dcpg_peer_push(const struct dcpg_peer *p, const struct dcpg_push *a,
 	/* few blocks: a piece a thread; else all of them at once with four */
 	if (shares * a->rows <= 264) {
 		cfg.gridDim = dim3((uint32_t)shares, a->rows);
-		return push<1>(&cfg, p, a) == cudaSuccess ? 0 : -EIO;
+		return cudaLaunchKernelEx(&cfg, push_kernel<1>, *p, *a) ==
+		    cudaSuccess ? 0 : -EIO;
 	}
 	cfg.gridDim = dim3((uint32_t)((shares + 3) / 4), a->rows);
-	return push<4>(&cfg, p, a) == cudaSuccess ? 0 : -EIO;
+	return cudaLaunchKernelEx(&cfg, push_kernel<4>, *p, *a) ==
+	    cudaSuccess ? 0 : -EIO;
 }

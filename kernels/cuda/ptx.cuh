@@ -116,6 +116,18 @@ stmatrix2_t(uint32_t a, uint32_t r0, uint32_t r1)
 	    "[%0], {%1, %2};" :: "r"(a), "r"(r0), "r"(r1) : "memory");
 }
 
+/* d += a b^T, 16 x 8 of 16 values, bf16. */
+__device__ inline void
+mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+    uint32_t b0, uint32_t b1)
+{
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+	    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+	    "{%0, %1, %2, %3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]),
+	    "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0),
+	    "r"(b1));
+}
+
 /* --- barriers ------------------------------------------------------------ */
 
 __device__ inline void

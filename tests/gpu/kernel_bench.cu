@@ -3,7 +3,7 @@
  * graph has its own key lists into a pool much larger than the L2, so rows come
  * from memory as they do in a decode step; q and outputs stay in the L2.
  *
- * kernel_bench [attend|index|prefill|experts|many|route|sweep [experts]]:
+ * kernel_bench [attend|index|prefill|experts|many|route|query|sweep [experts]]:
  * beside each median stand the floor (the larger of bytes over measured
  * bandwidth and flops over measured rate) and, where one was measured on the
  * same chip, the anchor.
@@ -487,6 +487,56 @@ bench_prefill(void)
 	}
 }
 
+/* --- decode's queries ---------------------------------------------------- */
+
+/* Each launch has its own weights: in a graph they are fetched while the launch
+ * before still runs. */
+static void
+bench_query(void)
+{
+	static const struct {
+		uint32_t heads, nope;
+	} shapes[] = { { 32, 192 }, { 64, 128 }, { 8, 192 }, { 16, 128 } };
+	const uint32_t most = 128, sets = 40;
+
+	for (auto &c : shapes) {
+		size_t one = (size_t)c.heads * 512 * c.nope;
+		Buf<uint16_t> w(one * sets), q((size_t)most * c.heads * 576);
+		Buf<uint16_t> x((size_t)most * c.heads * (c.nope + 64));
+		Buf<float> angles((size_t)most * 32);
+		struct dcpg_query a = {};
+
+		for (auto *b : { &w, &x })
+			CHECK(cudaMemset(b->d, 0, b->n * 2));
+		CHECK(cudaMemset(angles.d, 0, angles.n * 4));
+		a.x = x.d;
+		a.cos = a.sin = angles.d;
+		a.to[0] = q.d;
+		a.heads = c.heads;
+		a.nope = c.nope;
+		a.step = c.heads * 576;
+		a.ranks = 1;
+		for (uint32_t rows : { 1u, 8u, 32u, 64u, 128u }) {
+			printf("queries rows %u, %u heads of %u+64, floor "
+			    "%.1f:", rows, c.heads, c.nope, (double)one * 2 /
+			    HBM * 1e6);
+			for (int way = 0; way < 4; way++) {
+				a.rows = rows;
+				a.cols = way % 2 ? 128 : 64;
+				a.early = way < 2;
+				printf(" %u%s %.2f", a.cols, a.early ?
+				    " early" : "", replay(200,
+				    [&](int i, cudaStream_t s) {
+					a.w = w.d + i % sets * one;
+					CALL(dcpg_query(&a, s));
+				}));
+			}
+			printf(" us\n");
+			fflush(stdout);
+		}
+	}
+}
+
 int
 main(int argc, char **argv)
 {
@@ -510,6 +560,8 @@ main(int argc, char **argv)
 		bench_index();
 	if (*what == '\0' || strcmp(what, "route") == 0)
 		bench_route();
+	if (*what == '\0' || strcmp(what, "query") == 0)
+		bench_query();
 	if (*what == '\0' || strcmp(what, "many") == 0)
 		bench_many();
 	if (*what == '\0' || strcmp(what, "experts") == 0)

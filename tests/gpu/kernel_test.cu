@@ -6,7 +6,7 @@
  *
  * kernel_test [SEED [short] [PART]]: exit 0 when every case holds. `short` runs
  * few and small cases, for compute-sanitizer; PART is attend, index, rows,
- * experts or value.
+ * experts, int4, value or query.
  */
 #include "kernels/cuda/dcpg.h"
 #include "tests/gpu/gpu_test.h"
@@ -804,6 +804,7 @@ main(int argc, char **argv)
 	part("experts", wanted, experts_tests);
 	part("int4", wanted, int4_tests);
 	part("value", wanted, value_tests);
+	part("query", wanted, query_tests);
 	printf("kernel_test: %d cases, %d failed (seed %llu)\n", cases,
 	    failures, (unsigned long long)seed);
 	return failures ? 1 : 0;

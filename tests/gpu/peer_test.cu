@@ -8,7 +8,7 @@
  * buffers, meets, and poisons its own: a meeting that lets a rank through too
  * early reads poison or an older round. Pushes likewise, into inboxes that the
  * receiver poisons. All of it as plain launches and as a graph that is replayed.
- * Then a push that turns the last part of each head (RoPE).
+ * Then the kernel that makes decode's queries for all ranks.
  * Last, one rank stays away: the others must say so in time, and name it.
  *
  * peer_test [SEED [short]]: exit 0 when all holds; then the time of a meeting
@@ -17,8 +17,13 @@
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/peer.cuh"
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/queries.h"
 
 #include <algorithm>
+
+namespace dcpg {
+int query_init(void);
+}
 
 enum { WORDS = 16384, INBOX = 4096 };	/* u32: 64 KB, 16 KB from each */
 
@@ -297,107 +302,30 @@ rounds_test(uint32_t world, int gpus, uint64_t seed, uint32_t rounds,
 	close_ranks(all);
 }
 
-/* Heads of which the push makes the last part: what arrives, and what the rank
- * itself has then, against doubles; latents to the bit. */
+/* Decode's queries, made for all ranks by each. */
 static void
-rope_test(uint32_t world, int gpus, uint64_t seed, dcpg_stuck *stuck)
+query_test(uint32_t world, int gpus, uint64_t seed, uint32_t rows,
+    uint32_t nope, dcpg_stuck *stuck)
 {
-	enum { ROWS = 3, HEADS = 4, LATENT = 48, DIMS = 32, STEP = 40 + DIMS,
-	    HEAD = LATENT + DIMS, ALL = ROWS * HEADS * HEAD };
+	Shape s = { rows, 16, nope, world, 0 };
 	std::vector<Rank> all;
-	std::vector<std::vector<uint16_t>> own, pairs;
-	std::vector<float> cs(ROWS * DIMS / 2), sn(cs.size());
-	uint32_t bad = 0;
+	std::vector<Seat> seat;
+	size_t bad;
 	Rng g(seed);
 
 	open_ranks(all, world, gpus, seed, 5000000000ull, stuck);
-	for (size_t i = 0; i < cs.size(); i++) {
-		double x = g.uniform() * 6;
-
-		cs[i] = (float)cos(x);
-		sn[i] = (float)sin(x);
+	for (Rank &r : all) {
+		CALL(dcpg::query_init());
+		seat.push_back({ r.dev, r.st, r.peer });
 	}
-	std::vector<void *> from(world);
-	std::vector<float *> angle(world);
-	for (uint32_t i = 0; i < world; i++) {
-		Rank &r = all[i];
-		std::vector<uint16_t> x(ALL), y(ROWS * HEADS * STEP);
-
-		for (auto *v : { &x, &y })
-			for (auto &e : *v)
-				e = to_bf16(g.normal());
-		CHECK(cudaSetDevice(r.dev));
-		CHECK(cudaMalloc(&from[i], y.size() * 2));
-		CHECK(cudaMalloc(&angle[i], cs.size() * 8));
-		CHECK(cudaMemcpy(r.own, x.data(), ALL * 2, cudaMemcpyDefault));
-		CHECK(cudaMemcpy(from[i], y.data(), y.size() * 2,
-		    cudaMemcpyDefault));
-		CHECK(cudaMemcpy(angle[i], cs.data(), cs.size() * 4,
-		    cudaMemcpyDefault));
-		CHECK(cudaMemcpy(angle[i] + cs.size(), sn.data(), sn.size() * 4,
-		    cudaMemcpyDefault));
-		CHECK(cudaMemset(r.in, 0xff, (size_t)world * ALL * 2));
-		CHECK(cudaDeviceSynchronize());	/* before a peer writes there */
-		own.push_back(x);
-		pairs.push_back(y);
-	}
-	for (uint32_t i = 0; i < world; i++) {
-		Rank &r = all[i];
-		dcpg_push a = {};
-
-		a.from = r.own;
-		a.n = world;
-		a.rows = ROWS;
-		a.bytes = a.from_step = a.to_step = HEADS * HEAD * 2;
-		for (uint32_t e = 0; e < world; e++)
-			a.to[e] = e == i ? NULL : (uint16_t *)all[e].in + i *
-			    ALL;
-		a.rope.from = (uint16_t *)from[i] + STEP - DIMS;
-		a.rope.step = STEP;
-		a.rope.heads = HEADS;
-		a.rope.dims = DIMS;
-		a.rope.cos = angle[i];
-		a.rope.sin = angle[i] + cs.size();
-		CHECK(cudaSetDevice(r.dev));
-		CALL(dcpg_peer_push(&r.peer, &a, r.st));
-	}
-	sync_all(all);
-	for (uint32_t at = 0; at < world; at++)
-		for (uint32_t i = 0; i < world; i++) {
-			std::vector<uint16_t> got(ALL);
-
-			CHECK(cudaMemcpy(got.data(), at == i ?
-			    (uint16_t *)all[i].own : (uint16_t *)all[at].in +
-			    i * ALL, ALL * 2, cudaMemcpyDefault));
-			for (uint32_t n = 0; n < ALL; n++) {
-				uint32_t d = n % HEAD, h = n / HEAD, p;
-				uint32_t half = DIMS / 2, t;
-				double x, y, want;
-
-				if (d < LATENT) {
-					bad += got[n] != own[i][n];
-					continue;
-				}
-				p = (d - LATENT) % half;
-				t = h / HEADS * half + p;
-				x = from_bf16(pairs[i][h * STEP + STEP - DIMS +
-				    2 * p]);
-				y = from_bf16(pairs[i][h * STEP + STEP - DIMS +
-				    2 * p + 1]);
-				want = d - LATENT < half ? x * cs[t] - y * sn[t]
-				    : y * cs[t] + x * sn[t];
-				bad += !(fabs(from_bf16(got[n]) - want) <=
-				    0.005 * fabs(want) + 1e-5);
-			}
-			bad += stuck[at].set;
-		}
-	printf("%s a push with RoPE, %u ranks: %u errors\n", bad == 0 ?
-	    "ok  " : "FAIL", world, bad);
+	bad = send_all(s, g, seat, [&](uint32_t d) {
+		wait_a_while<<<1, 1, 0, all[d].st>>>(all[d].rng);
+	});
+	for (uint32_t i = 0; i < world; i++)
+		bad += stuck[i].set;
+	printf("%s queries for all of %u ranks, %u rows, nope %u: %zu errors\n",
+	    bad == 0 ? "ok  " : "FAIL", world, rows, nope, bad);
 	failures += bad != 0;
-	for (uint32_t i = 0; i < world; i++) {
-		CHECK(cudaFree(from[i]));
-		CHECK(cudaFree(angle[i]));
-	}
 	close_ranks(all);
 }
 
@@ -470,7 +398,7 @@ int
 main(int argc, char **argv)
 {
 	uint64_t seed = argc > 1 ? strtoull(argv[1], nullptr, 0) : 1;
-	bool brief = argc > 2 && strcmp(argv[2], "short") == 0;
+	bool few = argc > 2 && strcmp(argv[2], "short") == 0;
 	dcpg_stuck *stuck;
 	int gpus = 0, can;
 
@@ -479,6 +407,7 @@ main(int argc, char **argv)
 	 * so for a rank that spins there until this thread launches its peer.
 	 */
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+	brief = true;	/* buffers that peers can reach */
 	CHECK(cudaGetDeviceCount(&gpus));
 	gpus = gpus > 8 ? 8 : gpus;
 	for (int a = 0; a < gpus; a++)
@@ -498,10 +427,12 @@ main(int argc, char **argv)
 	    cudaHostAllocPortable | cudaHostAllocMapped));
 	for (uint32_t world = 2; world <= (uint32_t)std::max(2, gpus);
 	    world *= 2) {
-		rounds_test(world, gpus, seed, brief ? 20 : 2000, stuck);
-		rope_test(world, gpus, seed, stuck);
+		rounds_test(world, gpus, seed, few ? 20 : 2000, stuck);
+		for (uint32_t rows : { 1u, 8u, 40u })
+			query_test(world, gpus, seed, rows, rows == 8 ? 128 :
+			    192, stuck);
 		stuck_test(world, gpus, seed, stuck);
-		if (!brief)
+		if (!few)
 			time_it(world, gpus, stuck);
 	}
 	printf("peer_test: %d failed (seed %llu, %d GPUs)\n", failures,
