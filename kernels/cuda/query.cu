@@ -11,8 +11,9 @@
  * every second 16 rows. Bytes that must move: the weights once, x of a head once
  * for each N values, q once to each rank.
  *
- * Weights stand in such an order that a thread's sums are eight neighbouring
- * values: it stores 16 bytes, four threads 64, as they are to cross a link.
+ * Sums pass through shared memory, so that N neighbouring values leave together:
+ * a link takes 64 bytes at a time half as fast as 128. Weights stand there in such
+ * an order that a thread's sums are eight neighbouring values.
  *
  * Each block tells all ranks of what it has written for them (peer.cuh); the
  * first waits until all ranks have told of theirs.
@@ -38,6 +39,10 @@ constexpr uint32_t WIDE = 32;	/* values of a warp */
 template <uint32_t K>
 constexpr uint32_t LD = K + 8;
 
+/* A row of N sums: of two, what eight threads write falls on other banks. */
+template <uint32_t N>
+constexpr uint32_t LDY = N + 32;
+
 template <uint32_t N>
 constexpr uint32_t THREADS = N / WIDE * 2 * 32;
 
@@ -47,7 +52,7 @@ shared_size(uint32_t rows)
 {
 	uint32_t x = rows < ROWS ? (rows + TILE - 1) / TILE * TILE : ROWS;
 
-	return (N + x) * LD<K> * sizeof(bf16);
+	return ((N + x) * LD<K> + x * LDY<N>) * sizeof(bf16);
 }
 
 /* Where value n of a block stands among its weights: the columns that one thread
@@ -148,6 +153,30 @@ product(const bf16 *w, const bf16 *x, float (&d)[4][4])
 	}
 }
 
+/* This warp's values of n rows, to y. */
+template <uint32_t N, uint32_t K>
+__device__ inline void
+multiply(const bf16 *w, const bf16 *x, uint32_t n, bf16 *y)
+{
+	uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+	uint32_t wide = warp % (N / WIDE) * WIDE, i = warp / (N / WIDE) * TILE;
+
+	for (; i < n; i += 2 * TILE) {
+		uint32_t at = smem_addr(y + (i + lane / 4) * LDY<N> + wide +
+		    lane % 4 * 8);
+		float d[4][4] = {};
+
+		product<K>(w + wide * LD<K>, x + i * LD<K>, d);
+		sts128(at, make_uint4(pack_bf16(d[0][0], d[0][1]),
+		    pack_bf16(d[1][0], d[1][1]), pack_bf16(d[2][0], d[2][1]),
+		    pack_bf16(d[3][0], d[3][1])));
+		sts128(at + 8 * LDY<N> * sizeof(bf16),
+		    make_uint4(pack_bf16(d[0][2], d[0][3]),
+		    pack_bf16(d[1][2], d[1][3]), pack_bf16(d[2][2], d[2][3]),
+		    pack_bf16(d[3][2], d[3][3])));
+	}
+}
+
 /* What is here of all ranks; by the first block. */
 __device__ inline void
 await_all(const struct dcpg_query &g, uint32_t blocks)
@@ -163,17 +192,14 @@ __global__ void __launch_bounds__(THREADS<N>, 512 / THREADS<N>)
 query_kernel(const __grid_constant__ struct dcpg_query g)
 {
 	extern __shared__ __align__(16) uint8_t mem[];
-	bf16 *w = (bf16 *)mem, *x = w + N * LD<K>;
-	uint32_t h = blockIdx.x, n0 = blockIdx.y * N, lane = threadIdx.x % 32;
-	uint32_t wide = threadIdx.x / 32 % (N / WIDE) * WIDE;
-	uint32_t tile = threadIdx.x / 32 / (N / WIDE);
-	size_t head = (size_t)h * (C + R) + n0 + wide + lane % 4 * 8;
+	uint32_t h = blockIdx.x, n0 = blockIdx.y * N, most = min(ROWS,
+	    (g.rows + TILE - 1) / TILE * TILE);
+	bf16 *w = (bf16 *)mem, *x = w + N * LD<K>, *y = x + most * LD<K>;
 	const bf16 *from = (const bf16 *)g.w + ((size_t)h * C + n0) * K;
-	constexpr uint32_t P = K / 8;
 
-	for (uint32_t i = threadIdx.x; i < N * P; i += THREADS<N>)
-		copy16(smem_addr(w + place(i / P) * LD<K> + i % P * 8),
-		    from + i * 8);
+	for (uint32_t i = threadIdx.x; i < N * K / 8; i += THREADS<N>)
+		copy16(smem_addr(w + place(i / (K / 8)) * LD<K> +
+		    i % (K / 8) * 8), from + i * 8);
 	launch_wait();
 	launch_next();
 	for (uint32_t r0 = 0; r0 < g.rows; r0 += ROWS) {
@@ -184,27 +210,17 @@ query_kernel(const __grid_constant__ struct dcpg_query g)
 		turn(g, r0, n);
 		copies_wait();
 		__syncthreads();
-		for (uint32_t i = tile * TILE; i < n; i += 2 * TILE) {
-			float d[4][4] = {};
-
-			product<K>(w + wide * LD<K>, x + i * LD<K>, d);
-#pragma unroll
-			for (uint32_t u = 0; u < 2; u++) {
-				uint32_t row = i + lane / 4 + u * 8;
-				uint32_t v[4];
-
-				for (uint32_t j = 0; j < 4; j++)
-					v[j] = pack_bf16(d[j][2 * u],
-					    d[j][2 * u + 1]);
-				if (row < n)
-					put(g, (r0 + row) * g.step + head,
-					    make_uint4(v[0], v[1], v[2], v[3]));
-			}
-		}
+		multiply<N, K>(w, x, n, y);
 		__syncthreads();
+		for (uint32_t i = threadIdx.x; i < n * N / 8; i += THREADS<N>)
+			put(g, (size_t)(r0 + i / (N / 8)) * g.step +
+			    h * (C + R) + n0 + i % (N / 8) * 8,
+			    *(const uint4 *)(y + i / (N / 8) * LDY<N> +
+			    i % (N / 8) * 8));
 	}
 	if (g.peer.world == 0)
 		return;
+	__syncthreads();
 	if (threadIdx.x < g.ranks)
 		peer_arrive(peer_arrivals(g.peer, g.first + threadIdx.x,
 		    g.peer.self));

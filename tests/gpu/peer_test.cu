@@ -178,6 +178,7 @@ open_ranks(std::vector<Rank> &all, uint32_t world, int gpus, uint64_t seed,
 		r.dev = (int)i % gpus;
 		CHECK(cudaSetDevice(r.dev));
 		CALL(dcpg_peer_init());
+		CALL(dcpg::query_init());
 		CHECK(cudaStreamCreateWithFlags(&r.st,
 		    cudaStreamNonBlocking));
 		CHECK(cudaEventCreate(&r.t0));
@@ -314,10 +315,8 @@ query_test(uint32_t world, int gpus, uint64_t seed, uint32_t rows,
 	Rng g(seed);
 
 	open_ranks(all, world, gpus, seed, 5000000000ull, stuck);
-	for (Rank &r : all) {
-		CALL(dcpg::query_init());
+	for (Rank &r : all)
 		seat.push_back({ r.dev, r.st, r.peer });
-	}
 	bad = send_all(s, g, seat, [&](uint32_t d) {
 		wait_a_while<<<1, 1, 0, all[d].st>>>(all[d].rng);
 	});
@@ -394,6 +393,97 @@ time_it(uint32_t world, int gpus, dcpg_stuck *stuck)
 	close_ranks(all);
 }
 
+/* The same heads of GLM-5.2 or V3.2, made for all ranks, or copied to them. */
+static void
+time_queries(uint32_t world, int gpus, uint32_t heads, uint32_t nope,
+    dcpg_stuck *stuck)
+{
+	enum { CALLS = 100, TIMES = 11, SETS = 10, MOST = 64 };
+	std::vector<Rank> all;
+	std::vector<uint16_t *> mem(world);
+	size_t w = (size_t)heads * 512 * nope, x = MOST * heads * (nope + 64ul);
+	size_t q = MOST * heads * 576ul * world, angles = MOST * 64;
+
+	open_ranks(all, world, gpus, 1, 5000000000ull, stuck);
+	for (uint32_t i = 0; i < world; i++) {
+		size_t bytes = (w * SETS + x + q + angles * 2) * 2;
+
+		CHECK(cudaSetDevice(all[i].dev));
+		CHECK(cudaMalloc(&mem[i], bytes));
+		CHECK(cudaMemset(mem[i], 0, bytes));
+		CHECK(cudaDeviceSynchronize());
+	}
+	auto median = [&](auto one) {
+		std::vector<float> ms(TIMES);
+		auto exec = capture(all, [&](uint32_t i) {
+			for (int n = 0; n < CALLS; n++)
+				one(i, n);
+		});
+
+		launch(all, exec);
+		sync_all(all);
+		for (float &m : ms) {
+			CHECK(cudaSetDevice(all[0].dev));
+			CHECK(cudaEventRecord(all[0].t0, all[0].st));
+			launch(all, exec);
+			CHECK(cudaSetDevice(all[0].dev));
+			CHECK(cudaEventRecord(all[0].t1, all[0].st));
+			sync_all(all);
+			CHECK(cudaEventElapsedTime(&m, all[0].t0, all[0].t1));
+		}
+		for (cudaGraphExec_t e : exec)
+			CHECK(cudaGraphExecDestroy(e));
+		std::sort(ms.begin(), ms.end());
+		return ms[TIMES / 2] * 1e3 / CALLS;
+	};
+	for (uint32_t rows : { 1u, 8u, 32u, 64u }) {
+		double made[2], sent, one = heads * 576;
+
+		for (uint32_t cols : { 64u, 128u })
+			made[cols / 128] = median([&](uint32_t i, int n) {
+				struct dcpg_query a = {};
+				uint16_t *m = mem[i] + w * SETS;
+
+				a.w = mem[i] + n % SETS * w;
+				a.x = m;
+				a.cos = a.sin = (const float *)(m + x + q);
+				for (uint32_t e = 0; e < world; e++)
+					a.to[e] = mem[e] + w * SETS + x +
+					    i * heads * 576;
+				a.rows = rows;
+				a.heads = heads;
+				a.nope = nope;
+				a.step = world * heads * 576;
+				a.ranks = world;
+				a.peer = all[i].peer;
+				a.early = true;
+				a.cols = cols;
+				CALL(dcpg_query(&a, all[i].st));
+			});
+		sent = median([&](uint32_t i, int) {
+			dcpg_push a = {};
+
+			a.n = world;
+			for (uint32_t e = 0; e < world; e++)
+				a.to[e] = mem[e] + w * SETS + x + i * heads *
+				    576;
+			a.from = a.to[i];
+			a.to[i] = nullptr;
+			a.rows = rows;
+			a.bytes = heads * 576 * 2;
+			a.from_step = a.to_step = world * a.bytes;
+			CALL(dcpg_peer_push(&all[i].peer, &a, all[i].st));
+		});
+		printf("time: queries of %u heads of %u+64, %u rows, %.0f KB, "
+		    "for all of %u ranks: %.2f (64), %.2f us (128 columns a "
+		    "block), copied %.2f\n", heads, nope, rows, one * rows /
+		    512, world, made[0], made[1], sent);
+	}
+	for (uint32_t i = 0; i < world; i++)
+		CHECK(cudaFree(mem[i]));
+	close_ranks(all);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -432,8 +522,11 @@ main(int argc, char **argv)
 			query_test(world, gpus, seed, rows, rows == 8 ? 128 :
 			    192, stuck);
 		stuck_test(world, gpus, seed, stuck);
-		if (!few)
-			time_it(world, gpus, stuck);
+		if (few)
+			continue;
+		time_it(world, gpus, stuck);
+		time_queries(world, gpus, 32, 192, stuck);
+		time_queries(world, gpus, 64, 128, stuck);
 	}
 	printf("peer_test: %d failed (seed %llu, %d GPUs)\n", failures,
 	    (unsigned long long)seed, gpus);

@@ -117,7 +117,7 @@ wrong(const Asker &r, const Shape &s, uint32_t e, const std::vector<uint16_t> &q
 				    s.heads + h) * HEAD + d]);
 
 				n += !(fabs(got - want) <= fabs(want) *
-				    0x1.01p-9 + of * 2e-6);
+				    0x1.01p-8 + of * 2e-6);
 			}
 		for (uint32_t d = 0; d < GAP; d++)
 			n += row[s.D * s.heads * HEAD + d] != 0xffff;
