@@ -314,6 +314,25 @@ dcpg_pushes_q(const dcpk_ctx *c)
 	    (c->s.model.kv_lora + c->s.model.rope) % 8 == 0;
 }
 
+/* Few rows of decode: query.cu does all that is behind q_b. */
+bool
+dcpg_by_query(const dcpk_ctx *c)
+{
+	const dcpk_model *m = &c->s.model;
+
+	return !c->prefill && c->rows <= 64 &&
+	    dcpg_query_fits(m->kv_lora, m->rope, m->nope);
+}
+
+/* Elements between the two places that query.cu's layers use in turn, so that
+ * in one what peers sent is read while the other is made ready; 0: no room. */
+static size_t
+q_turn(const dcpk_ctx *c)
+{
+	return dcpg_by_query(c) && dcpg_pushes_q(c) && 2 * c->rows <= c->M ?
+	    c->rows * c->D * (q_bytes(c) / sizeof(bf16)) : 0;
+}
+
 /* Where rank e of r's group reads r's q, that rank itself among them. */
 static bf16 *
 place_of_q(const dcpk_ctx *c, const dcpg_rank *r, uint32_t e)
@@ -328,10 +347,13 @@ dcpg_own_q(const dcpk_ctx *c, const dcpg_rank *r)
 	return place_of_q(c, r, r->dr);
 }
 
-/* The same for the kernel that makes it (lane 1), or this rank alone. */
+/* The same for the kernel that makes it (lane 1), or this rank alone. What the
+ * first layer writes to was not made ready by one before. */
 void
-dcpg_query_to(dcpk_ctx *c, dcpg_rank *r, struct dcpg_query *a)
+dcpg_query_to(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, struct dcpg_query *a)
 {
+	size_t turn = q_turn(c);
+
 	a->ranks = dcpg_pushes_q(c) ? c->D : 1;
 	a->step = a->ranks * (q_bytes(c) / sizeof(bf16));
 	a->to[0] = r->q;
@@ -339,8 +361,10 @@ dcpg_query_to(dcpk_ctx *c, dcpg_rank *r, struct dcpg_query *a)
 		return;
 	a->peer = dcpg_peer_of(c, r, 1);
 	a->first = r->group * c->D;
+	a->ones = turn != 0 && layer != 0;
+	a->clear = turn != 0 ? r->qg + (layer + 1) % 2 * turn : NULL;
 	for (uint32_t e = 0; e < c->D; e++)
-		a->to[e] = place_of_q(c, r, e);
+		a->to[e] = place_of_q(c, r, e) + layer % 2 * turn;
 }
 
 /* A rank puts its q where its group reads it, and has the group's (lane 1). */
@@ -483,7 +507,7 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 		if (c->D > 1) {
 			if (!pushed)
 				rc |= bring_q(c, r);
-			a.q = r->qg;
+			a.q = r->qg + layer % 2 * q_turn(c);
 			a.heads = c->Hg;
 			a.o16 = (bf16 *)r->po;
 			a.lse = r->plse;

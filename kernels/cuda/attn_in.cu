@@ -566,16 +566,6 @@ share_rows(dcpk_ctx *c)
 	return dcpg_meet_over(c, DCPG_ALL, s, 3, 0);
 }
 
-/* Few rows of decode: query.cu does all that is behind q_b. */
-static bool
-by_query(const dcpk_ctx *c)
-{
-	const dcpk_model *m = &c->s.model;
-
-	return !c->prefill && c->rows <= 64 &&
-	    dcpg_query_fits(m->kv_lora, m->rope, m->nope);
-}
-
 static const bf16 *
 uk_of(const dcpk_ctx *c, const dcpg_rank *r, uint32_t layer)
 {
@@ -640,17 +630,17 @@ queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	qb.w += (size_t)(c->prefill ? 0 : r->cp * c->Hr) * qd * m->q_lora;
 	qb.n = heads * qd;
 	rc = linear(r, &qb, r->qr16, &r->qr8, r->qh, false, qb.n);
-	return by_query(c) ? rc : rc | absorb(c, r, layer, heads);
+	return dcpg_by_query(c) ? rc : rc | absorb(c, r, layer, heads);
 }
 
 /* What waits for peers, so is enqueued when all ranks have what is before it:
  * loading a kernel's code may wait for the device. */
 static int
-finish_queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, bool early)
+finish_queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	struct dcpg_query a = {};
 
-	if (!by_query(c))
+	if (!dcpg_by_query(c))
 		return dcpg_pushes_q(c) ? dcpg_push_q(c, r) : 0;
 	a.x = r->qh;
 	a.w = uk_of(c, r, layer);
@@ -659,8 +649,7 @@ finish_queries(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, bool early)
 	a.rows = r->m;
 	a.heads = c->Hr;
 	a.nope = c->s.model.nope;
-	a.early = early;
-	dcpg_query_to(c, r, &a);
+	dcpg_query_to(c, r, layer, &a);
 	return dcpg_query(&a, r->st) == 0 ? 0 :
 	    dcpg_ok(cudaErrorLaunchFailure, "queries");
 }
@@ -738,7 +727,7 @@ queries_aside(dcpk_ctx *c, uint32_t layer)
 
 		cudaSetDevice(r->dev);
 		dcpg_aside(r);
-		rc |= finish_queries(c, r, layer, false);
+		rc |= finish_queries(c, r, layer);
 		dcpg_aside(r);
 		rc |= dcpg_joins(r);
 	}
@@ -778,7 +767,7 @@ dcpg_attn_in_op(dcpk_ctx *c, uint32_t layer)
 	}
 	for (uint32_t i = 0; i < c->W; i++) {
 		cudaSetDevice(c->r[i].dev);
-		rc |= finish_queries(c, &c->r[i], layer, true);
+		rc |= finish_queries(c, &c->r[i], layer);
 	}
 	return rc != 0 ? -EIO : 0;
 }

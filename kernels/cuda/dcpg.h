@@ -340,14 +340,16 @@ struct dcpg_query {
 	const void *x;		/* [rows][heads][nope + 64] bf16 */
 	const void *w;		/* [heads][512][nope] bf16 */
 	const float *cos, *sin;	/* [rows][32] */
-	void *to[DCPK_MAX_RANKS]; /* [rows][step] bf16, of which the first heads
-				   * 576 are written; by rank from `first` on */
+	void *to[DCPK_MAX_RANKS]; /* by rank from `first` on: [rows][step] bf16;
+				   heads * 576 of a row are written */
 	uint32_t rows, heads, nope, step;
 	uint32_t first, ranks;
 	struct dcpg_peer peer;	/* world 0: no peers */
-	bool early;		/* weights may be fetched while the kernel before
-				   still runs */
-	uint32_t cols;		/* of a block: 0: chosen. Tests and the
+	bool ones;		/* the others' places in this rank's memory held
+				   ones before the last meeting */
+	void *clear;		/* other places to be set so: the first rank's,
+				   or NULL */
+	uint32_t cols;		/* of a block; 0: chosen. Tests and the
 				   benchmark force 64, 128 */
 };
 

@@ -381,7 +381,9 @@ void dcpg_product_forget(void);
 
 /* attend_op.cu: q to the group's ranks in decode */
 bool dcpg_pushes_q(const dcpk_ctx *);
-void dcpg_query_to(dcpk_ctx *, dcpg_rank *, struct dcpg_query *);
+bool dcpg_by_query(const dcpk_ctx *);
+void dcpg_query_to(dcpk_ctx *, dcpg_rank *, uint32_t layer,
+    struct dcpg_query *);
 bf16 *dcpg_own_q(const dcpk_ctx *, const dcpg_rank *);
 int dcpg_push_q(dcpk_ctx *, dcpg_rank *);
 /* norm.cu: h of a layer's attention; hs of n samples; attention's or the FFN's

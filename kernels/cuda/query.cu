@@ -15,8 +15,11 @@
  * a link takes 64 bytes at a time half as fast as 128. Weights stand there in such
  * an order that a thread's sums are eight neighbouring values.
  *
- * Each block tells all ranks of what it has written for them (peer.cuh); the
- * first waits until all ranks have told of theirs.
+ * Ranks know of what they sent each other by arrivals (peer.cuh): each block tells
+ * all of what it has written for them, the first waits until all have told. That
+ * takes a way there and back before the word is sent. Or by what is sent: where a
+ * place was set to ones, which no two sums are, each block waits until the share
+ * that it has made itself is there of all others.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -68,7 +71,9 @@ __device__ inline void
 put(const struct dcpg_query &g, size_t at, uint4 v)
 {
 	for (uint32_t e = 0; e < g.ranks; e++)
-		*(uint4 *)((bf16 *)g.to[e] + at) = v;
+		asm volatile("st.relaxed.sys.global.v4.b32 [%0], "
+		    "{%1, %2, %3, %4};" :: "l"((bf16 *)g.to[e] + at),
+		    "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 /* n rows of K values, `step` apart, to shared memory. */
@@ -177,6 +182,79 @@ multiply(const bf16 *w, const bf16 *x, uint32_t n, bf16 *y)
 	}
 }
 
+/* f(where) for each eight values of this block that this thread has to see to. */
+template <uint32_t N, class F>
+__device__ inline void
+each_piece(const struct dcpg_query &g, F f)
+{
+	constexpr uint32_t P = N / 8, PR = R / 8;
+	uint32_t i = threadIdx.x / PR * gridDim.y + blockIdx.y;
+	size_t head = (size_t)blockIdx.x * (C + R);
+
+	for (; i < g.rows; i += THREADS<N> / PR * gridDim.y)
+		f((size_t)i * g.step + head + C + threadIdx.x % PR * 8);
+#pragma unroll 4
+	for (i = threadIdx.x; i < g.rows * P; i += THREADS<N>)
+		f(i / P * (size_t)g.step + head + blockIdx.y * N + i % P * 8);
+}
+
+/* Ones, where the others' next queries come. */
+template <uint32_t N>
+__device__ inline void
+clear(const struct dcpg_query &g)
+{
+	uint32_t self = g.peer.self - g.first;
+
+	for (uint32_t e = 0; e < g.ranks; e++)
+		if (e != self)
+			each_piece<N>(g, [&](size_t at) {
+				*(uint4 *)((bf16 *)g.clear + (size_t)e *
+				    g.heads * (C + R) + at) =
+				    make_uint4(~0u, ~0u, ~0u, ~0u);
+			});
+}
+
+/* Is this block's share here of rank e? */
+template <uint32_t N>
+__device__ inline bool
+is_here(const struct dcpg_query &g, uint32_t e)
+{
+	uint32_t self = g.peer.self - g.first;
+	const bf16 *own = (const bf16 *)g.to[self] + ((ptrdiff_t)e -
+	    (ptrdiff_t)self) * (ptrdiff_t)(g.heads * (C + R));
+	bool here = true;
+
+	each_piece<N>(g, [&](size_t at) {
+		uint4 v;
+
+		asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, "
+		    "[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) :
+		    "l"(own + at) : "memory");
+		here &= v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u;
+	});
+	return here;
+}
+
+template <uint32_t N>
+__device__ inline void
+await_words(const struct dcpg_query &g, uint32_t e)
+{
+	const struct dcpg_peer &p = g.peer;
+	uint64_t t0 = 0;
+
+	while (!is_here<N>(g, e)) {
+		if (*(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
+			return;
+		if (t0 == 0)
+			t0 = now_ns();
+		if (now_ns() - t0 > p.limit_ns) {
+			peer_give_up(p, g.first + e, *(volatile uint32_t *)
+			    peer_word(p, PEER_BEGUN) + 1);
+			return;
+		}
+	}
+}
+
 /* What is here of all ranks; by the first block. */
 __device__ inline void
 await_all(const struct dcpg_query &g, uint32_t blocks)
@@ -220,6 +298,14 @@ query_kernel(const __grid_constant__ struct dcpg_query g)
 	}
 	if (g.peer.world == 0)
 		return;
+	if (g.clear != NULL)
+		clear<N>(g);
+	if (g.ones) {
+		for (uint32_t e = 0; e < g.ranks; e++)
+			if (g.first + e != g.peer.self)
+				await_words<N>(g, e);
+		return;
+	}
 	__syncthreads();
 	if (threadIdx.x < g.ranks)
 		peer_arrive(peer_arrivals(g.peer, g.first + threadIdx.x,
@@ -242,7 +328,7 @@ launch(const struct dcpg_query *a, cudaStream_t st)
 	cfg.dynamicSmemBytes = shared_size<N, K>(a->rows);
 	cfg.stream = st;
 	cfg.attrs = &at;
-	cfg.numAttrs = a->early ? 1 : 0;
+	cfg.numAttrs = 1;
 	return cudaLaunchKernelEx(&cfg, query_kernel<N, K>, *a) ==
 	    cudaSuccess ? 0 : -EIO;
 }

@@ -520,16 +520,14 @@ bench_query(void)
 			printf("queries rows %u, %u heads of %u+64, floor "
 			    "%.1f:", rows, c.heads, c.nope, (double)one * 2 /
 			    HBM * 1e6);
-			for (int way = 0; way < 4; way++) {
-				a.rows = rows;
-				a.cols = way % 2 ? 128 : 64;
-				a.early = way < 2;
-				printf(" %u%s %.2f", a.cols, a.early ?
-				    " early" : "", replay(200,
+			a.rows = rows;
+			for (uint32_t cols : { 64u, 128u }) {
+				a.cols = cols;
+				printf(" %.2f (%u)", replay(200,
 				    [&](int i, cudaStream_t s) {
 					a.w = w.d + i % sets * one;
 					CALL(dcpg_query(&a, s));
-				}));
+				}), cols);
 			}
 			printf(" us\n");
 			fflush(stdout);

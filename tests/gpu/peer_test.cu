@@ -306,7 +306,7 @@ rounds_test(uint32_t world, int gpus, uint64_t seed, uint32_t rounds,
 /* Decode's queries, made for all ranks by each. */
 static void
 query_test(uint32_t world, int gpus, uint64_t seed, uint32_t rows,
-    uint32_t nope, dcpg_stuck *stuck)
+    uint32_t nope, bool words, dcpg_stuck *stuck)
 {
 	Shape s = { rows, 16, nope, world, 0 };
 	std::vector<Rank> all;
@@ -317,13 +317,14 @@ query_test(uint32_t world, int gpus, uint64_t seed, uint32_t rows,
 	open_ranks(all, world, gpus, seed, 5000000000ull, stuck);
 	for (Rank &r : all)
 		seat.push_back({ r.dev, r.st, r.peer });
-	bad = send_all(s, g, seat, [&](uint32_t d) {
+	bad = send_all(s, g, seat, words, [&](uint32_t d) {
 		wait_a_while<<<1, 1, 0, all[d].st>>>(all[d].rng);
 	});
 	for (uint32_t i = 0; i < world; i++)
 		bad += stuck[i].set;
-	printf("%s queries for all of %u ranks, %u rows, nope %u: %zu errors\n",
-	    bad == 0 ? "ok  " : "FAIL", world, rows, nope, bad);
+	printf("%s queries for all of %u ranks by %s, %u rows, nope %u: %zu "
+	    "errors\n", bad == 0 ? "ok  " : "FAIL", world, words ? "words" :
+	    "arrivals", rows, nope, bad);
 	failures += bad != 0;
 	close_ranks(all);
 }
@@ -393,7 +394,8 @@ time_it(uint32_t world, int gpus, dcpg_stuck *stuck)
 	close_ranks(all);
 }
 
-/* The same heads of GLM-5.2 or V3.2, made for all ranks, or copied to them. */
+/* Heads of GLM-5.2 or V3.2, made for all ranks, or copied to them; a meeting
+ * after each. */
 static void
 time_queries(uint32_t world, int gpus, uint32_t heads, uint32_t nope,
     dcpg_stuck *stuck)
@@ -402,7 +404,7 @@ time_queries(uint32_t world, int gpus, uint32_t heads, uint32_t nope,
 	std::vector<Rank> all;
 	std::vector<uint16_t *> mem(world);
 	size_t w = (size_t)heads * 512 * nope, x = MOST * heads * (nope + 64ul);
-	size_t q = MOST * heads * 576ul * world, angles = MOST * 64;
+	size_t q = 2 * MOST * heads * 576ul * world, angles = MOST * 64;
 
 	open_ranks(all, world, gpus, 1, 5000000000ull, stuck);
 	for (uint32_t i = 0; i < world; i++) {
@@ -439,8 +441,8 @@ time_queries(uint32_t world, int gpus, uint32_t heads, uint32_t nope,
 	for (uint32_t rows : { 1u, 8u, 32u, 64u }) {
 		double made[2], sent, one = heads * 576;
 
-		for (uint32_t cols : { 64u, 128u })
-			made[cols / 128] = median([&](uint32_t i, int n) {
+		for (int words = 0; words < 2; words++)
+			made[words] = median([&](uint32_t i, int n) {
 				struct dcpg_query a = {};
 				uint16_t *m = mem[i] + w * SETS;
 
@@ -449,16 +451,18 @@ time_queries(uint32_t world, int gpus, uint32_t heads, uint32_t nope,
 				a.cos = a.sin = (const float *)(m + x + q);
 				for (uint32_t e = 0; e < world; e++)
 					a.to[e] = mem[e] + w * SETS + x +
-					    i * heads * 576;
+					    n % 2 * q / 2 + i * heads * 576;
 				a.rows = rows;
 				a.heads = heads;
 				a.nope = nope;
 				a.step = world * heads * 576;
 				a.ranks = world;
 				a.peer = all[i].peer;
-				a.early = true;
-				a.cols = cols;
+				a.ones = words && n > 0;
+				if (words)
+					a.clear = m + x + (n + 1) % 2 * q / 2;
 				CALL(dcpg_query(&a, all[i].st));
+				CALL(dcpg_peer_meet(&a.peer, all[i].st));
 			});
 		sent = median([&](uint32_t i, int) {
 			dcpg_push a = {};
@@ -473,11 +477,12 @@ time_queries(uint32_t world, int gpus, uint32_t heads, uint32_t nope,
 			a.bytes = heads * 576 * 2;
 			a.from_step = a.to_step = world * a.bytes;
 			CALL(dcpg_peer_push(&all[i].peer, &a, all[i].st));
+			CALL(dcpg_peer_meet(&all[i].peer, all[i].st));
 		});
 		printf("time: queries of %u heads of %u+64, %u rows, %.0f KB, "
-		    "for all of %u ranks: %.2f (64), %.2f us (128 columns a "
-		    "block), copied %.2f\n", heads, nope, rows, one * rows /
-		    512, world, made[0], made[1], sent);
+		    "for all of %u ranks, and a meeting: %.2f us (arrivals), "
+		    "%.2f (words), copied %.2f\n", heads, nope, rows, one *
+		    rows / 512, world, made[0], made[1], sent);
 	}
 	for (uint32_t i = 0; i < world; i++)
 		CHECK(cudaFree(mem[i]));
@@ -519,8 +524,9 @@ main(int argc, char **argv)
 	    world *= 2) {
 		rounds_test(world, gpus, seed, few ? 20 : 2000, stuck);
 		for (uint32_t rows : { 1u, 8u, 40u })
-			query_test(world, gpus, seed, rows, rows == 8 ? 128 :
-			    192, stuck);
+			for (bool words : { false, true })
+				query_test(world, gpus, seed, rows, rows == 8 ?
+				    128 : 192, words, stuck);
 		stuck_test(world, gpus, seed, stuck);
 		if (few)
 			continue;

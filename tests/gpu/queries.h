@@ -18,8 +18,8 @@ struct Shape {
 	uint32_t rows, heads, nope, D, cols;
 };
 
-/* One of D ranks, on the current device: what it multiplies, and the queries of
- * all of them. */
+/* One of D ranks, on the current device: what it multiplies, twice, and two
+ * places for the queries of all of them. */
 struct Asker {
 	std::vector<uint16_t> hx, hw;
 	std::vector<float> hc, hs;
@@ -27,11 +27,11 @@ struct Asker {
 	Buf<float> cos, sin;
 
 	Asker(const Shape &s, Rng &g)
-	    : hx((size_t)s.rows * s.heads * (s.nope + ROPE)),
+	    : hx((size_t)2 * s.rows * s.heads * (s.nope + ROPE)),
 	    hw((size_t)s.heads * LATENT * s.nope), hc(s.rows * ROPE / 2),
 	    hs(hc.size()), x(hx.size()), w(hw.size()),
-	    q((size_t)s.rows * (s.D * s.heads * HEAD + GAP)), cos(hc.size()),
-	    sin(hc.size())
+	    q((size_t)2 * s.rows * (s.D * s.heads * HEAD + GAP)),
+	    cos(hc.size()), sin(hc.size())
 	{
 		for (auto &v : hx)
 			v = to_bf16(g.normal());
@@ -69,13 +69,14 @@ struct Asker {
 	}
 };
 
-/* What value d of row i's head h is to be, and the sum of what it is made of:
- * an f32 sum is off by a share of that. */
+/* What value d of row i's head h is to be, of the first rows or the second, and the sum of what
+ * it is made of: an f32 sum is off by a share of that. */
 inline double
-wanted(const Asker &r, const Shape &s, uint32_t i, uint32_t h, uint32_t d,
-    double *of)
+wanted(const Asker &r, const Shape &s, uint32_t which, uint32_t i, uint32_t h,
+    uint32_t d, double *of)
 {
-	const uint16_t *x = &r.hx[((size_t)i * s.heads + h) * (s.nope + ROPE)];
+	const uint16_t *x = &r.hx[((size_t)(which * s.rows + i) * s.heads + h) *
+	    (s.nope + ROPE)];
 	uint32_t half = ROPE / 2, p = (d - LATENT) % half;
 	double y = 0;
 
@@ -101,7 +102,8 @@ wanted(const Asker &r, const Shape &s, uint32_t i, uint32_t h, uint32_t d,
 /* Of r's queries, the e-th rank's in q: not what they are to be, to half of
  * bf16's last place; and gaps that were written. */
 inline size_t
-wrong(const Asker &r, const Shape &s, uint32_t e, const std::vector<uint16_t> &q)
+wrong(const Asker &r, const Shape &s, uint32_t which, uint32_t e,
+    const uint16_t *q)
 {
 	std::atomic<size_t> bad(0);
 
@@ -111,8 +113,8 @@ wrong(const Asker &r, const Shape &s, uint32_t e, const std::vector<uint16_t> &q
 
 		for (uint32_t h = 0; h < s.heads; h++)
 			for (uint32_t d = 0; d < HEAD; d++) {
-				double of, want = wanted(r, s, (uint32_t)i, h,
-				    d, &of);
+				double of, want = wanted(r, s, which,
+				    (uint32_t)i, h, d, &of);
 				double got = from_bf16(row[((size_t)e *
 				    s.heads + h) * HEAD + d]);
 
@@ -132,54 +134,65 @@ struct Seat {
 	struct dcpg_peer peer;
 };
 
-/* All ranks send, again and again, `late(d)` before rank d does. What is there
- * behind each launch is copied away and poisoned before the ranks meet: errors. */
+/*
+ * All ranks send, again and again, `late(d)` before rank d does; what is there
+ * behind each launch is copied away before they meet. Errors. By arrivals: it is
+ * poisoned then. By words, but for the first time: the kernel does that for the
+ * next, elsewhere; what comes twice to a place is not the same.
+ */
 inline size_t
-send_all(const Shape &s, Rng &g, const std::vector<Seat> &seat,
+send_all(const Shape &s, Rng &g, const std::vector<Seat> &seat, bool words,
     const std::function<void(uint32_t)> &late)
 {
-	enum { TIMES = 20 };
+	enum { TIMES = 24 };
 	std::vector<std::unique_ptr<Asker>> r;
 	std::vector<std::unique_ptr<Buf<uint16_t>>> had;
-	size_t bad = 0;
+	size_t bad = 0, n = (size_t)s.rows * (s.D * s.heads * HEAD + GAP);
 
 	for (const Seat &at : seat) {
 		CHECK(cudaSetDevice(at.dev));
 		r.emplace_back(new Asker(s, g));
-		had.emplace_back(new Buf<uint16_t>(r.back()->q.n * TIMES));
+		had.emplace_back(new Buf<uint16_t>(n * TIMES));
 	}
-	for (uint32_t n = 0; n < TIMES; n++)
+	for (uint32_t t = 0; t < TIMES; t++)
 		for (uint32_t d = 0; d < s.D; d++) {
 			struct dcpg_query a = r[d]->args(s);
 			cudaStream_t st = seat[d].st;
-			size_t bytes = r[d]->q.n * 2;
+			uint16_t *q = r[d]->q.d + t % 2 * n;
 
 			CHECK(cudaSetDevice(seat[d].dev));
+			a.x = r[d]->x.d + t / 2 % 2 * (r[d]->x.n / 2);
 			a.peer = seat[d].peer;
-			a.early = n % 2;
+			if (words) {
+				a.ones = t > 0;
+				a.clear = r[d]->q.d + (t + 1) % 2 * n;
+			}
 			for (uint32_t e = 0; e < s.D; e++)
-				a.to[e] = r[e]->q.d + (size_t)d * s.heads *
-				    HEAD;
+				a.to[e] = r[e]->q.d + t % 2 * n + (size_t)d *
+				    s.heads * HEAD;
 			late(d);
 			CALL(dcpg_query(&a, st));
-			CHECK(cudaMemcpyAsync(had[d]->d + n * r[d]->q.n,
-			    r[d]->q.d, bytes, cudaMemcpyDefault, st));
-			CHECK(cudaMemsetAsync(r[d]->q.d, 0xff, bytes, st));
+			CHECK(cudaMemcpyAsync(had[d]->d + t * n, q, n * 2,
+			    cudaMemcpyDefault, st));
+			if (!words)
+				CHECK(cudaMemsetAsync(q, 0xff, n * 2, st));
 			CALL(dcpg_peer_meet(&a.peer, st));
 		}
 	for (uint32_t d = 0; d < s.D; d++) {
-		size_t n = r[d]->q.n;
-
 		CHECK(cudaSetDevice(seat[d].dev));
 		CHECK(cudaStreamSynchronize(seat[d].st));
 		std::vector<uint16_t> all = had[d]->get();
-		std::vector<uint16_t> one(all.begin(), all.begin() + n);
 
-		for (uint32_t e = 0; e < s.D; e++)
-			bad += wrong(*r[e], s, e, one);
-		for (uint32_t i = 1; i < TIMES; i++)
-			bad += !std::equal(one.begin(), one.end(),
-			    all.begin() + i * n);
+		for (uint32_t t = 0; t < TIMES; t++)
+			for (uint32_t e = 0; t < 3 && e < s.D; e++)
+				bad += wrong(*r[e], s, t / 2 % 2, e,
+				    &all[t * n]);
+		for (uint32_t t = 4; t < TIMES; t++)
+			bad += !std::equal(&all[t * n], &all[t * n + n],
+			    &all[t % 4 * n]);
+		for (uint32_t t : { 1u, 3u })
+			bad += !std::equal(&all[t * n], &all[t * n + n],
+			    &all[(t - 1) * n]);
 	}
 	return bad;
 }

@@ -26,14 +26,13 @@ alone_case(Shape s, uint64_t salt)
 	struct dcpg_query a = r.args(s);
 
 	a.to[0] = r.q.d;
-	a.early = salt % 2;
 	CALL(dcpg_query(&a, STREAM));
 	CHECK(cudaDeviceSynchronize());
-	say(wrong(r, s, 0, r.q.get()) == 0, s);
+	say(wrong(r, s, 0, 0, r.q.get().data()) == 0, s);
 }
 
 static void
-sent_case(Shape s, uint64_t salt)
+sent_case(Shape s, bool words, uint64_t salt)
 {
 	std::unique_lock<std::shared_mutex> alone(gpu);
 	Rng g(seed * 122949823 + salt);
@@ -43,7 +42,7 @@ sent_case(Shape s, uint64_t salt)
 
 	for (uint32_t d = 0; d < s.D; d++)
 		seat.push_back({ 0, peers.stream[d], peers.of(d) });
-	bad = send_all(s, g, seat, [&](uint32_t d) {
+	bad = send_all(s, g, seat, words, [&](uint32_t d) {
 		delay(peers.stream[d], g.below(3) * 20000);
 	});
 	say(bad == 0 && !peers.lost(), s);
@@ -64,8 +63,10 @@ query_tests(void)
 		return;
 	CASE(alone_case({ 32, 64, 128, 1, 0 }, salt));
 	CASE(alone_case({ 32, 32, 192, 1, 0 }, salt));
-	CASE(sent_case({ 1, 8, 192, 2, 0 }, salt));
-	CASE(sent_case({ 8, 16, 128, 2, 0 }, salt));
-	CASE(sent_case({ 33, 4, 192, 2, 128 }, salt));
-	CASE(sent_case({ 3, 4, 64, 4, 0 }, salt));
+	for (bool words : { false, true }) {
+		CASE(sent_case({ 1, 8, 192, 2, 0 }, words, salt));
+		CASE(sent_case({ 8, 16, 128, 2, 0 }, words, salt));
+		CASE(sent_case({ 33, 4, 192, 2, 128 }, words, salt));
+		CASE(sent_case({ 3, 4, 64, 4, 0 }, words, salt));
+	}
 }
