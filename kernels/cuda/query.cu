@@ -19,7 +19,8 @@
  * all of what it has written for them, the first waits until all have told. That
  * takes a way there and back before the word is sent. Or by what is sent: where a
  * place was set to ones, which no two sums are, each block waits until the share
- * that it has made itself is there of all others.
+ * that it has made itself is there of all others: nothing else is to be ordered.
+ * That the place is ready, and free, all know by the meetings in between.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

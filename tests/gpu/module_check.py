@@ -209,6 +209,13 @@ def part_peer(gpu, cpu, p, n):
         for more in (dict(comm="peer"), dict(comm="peer", graph_rows=8)):
             compare(gpu.run(**base_job(p, how), **more), want, GAP["same"],
                     f"{name(more)} {name(how)}")
+    # more rows of decode than query.cu takes: q is copied to the group
+    rng = np.random.default_rng(5)
+    many = [rng.integers(20, 900, 3 + i).tolist() for i in range(70)]
+    how = layouts_n(n)[1]
+    job = dict(base_job(many, how), decode=6, batch=70)
+    compare(gpu.run(**job, comm="peer"), gpu.run(**job), GAP["same"],
+            f"comm=peer, 70 requests at once, {name(how)}")
 
 
 def part_nccl(gpu, cpu, p, n):
