@@ -402,7 +402,7 @@ struct dcpg_select {
 	uint32_t *clear;	/* set to zero when read, for the next scores:
 				   the histogram to which they add, or NULL */
 	/* D > 1; arrays by rank of the group */
-	uint32_t cap;		/* keys that an offer holds */
+	uint32_t cap;		/* keys that an offer holds, 8192 at most */
 	const uint32_t *total;	/* [rows]: keys of all ranks together */
 	const float *scores[DCPK_MAX_RANKS];	/* [rows][stride], its own */
 	uint64_t *to[DCPK_MAX_RANKS], *from[DCPK_MAX_RANKS]; /* [rows][cap] */

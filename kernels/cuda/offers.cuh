@@ -63,60 +63,65 @@ add_in_first_block(uint32_t *p, uint32_t n)
 	return before;
 }
 
-__device__ inline uint32_t
-popc4(uint4 x)
-{
-	return __popc(x.x) + __popc(x.y) + __popc(x.z) + __popc(x.w);
-}
-
-/* Counts the winners; puts the keys in the window to where ranks take them. The
+/*
+ * Counts the winners; puts the keys in the window to where ranks take them. The
  * histogram has said how many all blocks will find. Each warp for the words that
- * it made. */
+ * it made: a lane has one of four words of every eighth group. Keys are few among
+ * many, so a warp's are listed first, in s.edge, and then read all at once, to go
+ * to neighbouring places.
+ */
 __device__ inline void
 offer(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
     bool put)
 {
-	uint32_t lane = threadIdx.x % 32, less = (1u << lane) - 1;
-	uint32_t first = threadIdx.x / 32 * GROUP, sure = 0, n = 0, at = 0;
-	size_t row = (size_t)blockIdx.y * g.cap;
-	float v[4] = {};
+	uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * GROUP +
+	    lane / 4 * STEP;
+	uint32_t sure = 0, n = 0, at = 0, upto, all, list;
 
 	__syncwarp();
-	load_four(v, run, first + lane * 4);
 #pragma unroll 1
-	for (uint32_t i = first; i < run.n; i += STEP) {
-		sure += popc4(*(uint4 *)(m.win + i / 32));
-		n += popc4(*(uint4 *)(m.on + i / 32));
+	for (uint32_t i = first; i < run.n; i += 8 * STEP) {
+		sure += __popc(m.win[i / 32 + lane % 4]);
+		n += __popc(m.on[i / 32 + lane % 4]);
 	}
+	sure = __reduce_add_sync(~0u, sure);
 	if (lane == 0 && sure != 0)
 		atomicAdd(&s.tally[blockIdx.x].sure, sure);
-	if (!put || n == 0)
+	upto = n;
+#pragma unroll
+	for (int k = 1; k < 32; k *= 2) {
+		uint32_t y = __shfl_up_sync(~0u, upto, k);
+
+		upto += lane >= k ? y : 0;
+	}
+	all = __shfl_sync(~0u, upto, 31);
+	if (!put || all == 0)
 		return;
-	if (lane == 0)
-		at = add_in_first_block(&s.offered, n);
+	list = 0;
+	if (lane == 0) {
+		at = blockIdx.y * g.cap + add_in_first_block(&s.offered, all);
+		list = atomicAdd(&s.listed, all);
+	}
+	list = smem_addr(s.edge) + 4 * __shfl_sync(~0u, list, 0);
+	upto = list + 4 * (upto - n);
+#pragma unroll 1
+	for (uint32_t i = first; i < run.n; i += 8 * STEP)
+#pragma unroll 1
+		for (uint32_t b = m.on[i / 32 + lane % 4]; b != 0;
+		    b &= b - 1, upto += 4)
+			sts32(upto, i + (__ffs(b) - 1) * 4 + lane % 4);
+	__syncwarp();
 	at = __shfl_sync(~0u, at, 0);
 #pragma unroll 1
-	for (uint32_t i = first; i < run.n; i += STEP) {
-		uint4 on = *(uint4 *)(m.on + i / 32);
-		uint32_t mine[4] = { on.x, on.y, on.z, on.w };
-		uint32_t to = at + popc4(make_uint4(on.x & less, on.y & less,
-		    on.z & less, on.w & less));
+	for (uint32_t i = lane; i < all; i += 32) {
+		uint32_t j = lds32(list + 4 * i);
+		uint64_t c = composite(score_key(run.score[j]), (run.first + j) *
+		    g.ranks + g.rank);
 
-#pragma unroll
-		for (uint32_t t = 0; t < 4; t++) {
-			uint64_t c = composite(score_key(v[t]), (run.first +
-			    i + lane * 4 + t) * g.ranks + g.rank);
-
-			if ((mine[t] >> lane & 1) == 0)
-				continue;
 #pragma unroll 1
-			for (uint32_t e = 0; to < g.cap && e < g.ranks; e++)
-				if (g.to[e] != NULL)
-					peer_put(&g.to[e][row + to], c);
-			to++;
-		}
-		at += popc4(on);
-		load_four(v, run, i + STEP + lane * 4);
+		for (uint32_t e = 0; e < g.ranks; e++)
+			if (g.to[e] != NULL)
+				peer_put(&g.to[e][at + i], c);
 	}
 }
 
@@ -133,16 +138,26 @@ scores_there(const struct dcpg_select &g)
 			    = begun;
 }
 
-/* Waits until rank threadIdx.x has said so. */
+/* Waits until rank threadIdx.x has said so, of this very meeting: what stands
+ * there may be so old that it looks newer. */
 __device__ inline void
 await_scores(const struct dcpg_select &g)
 {
-	uint32_t e = threadIdx.x;
+	uint32_t e = threadIdx.x, at;
+	const uint32_t *word;
 
-	if (g.peer.world != 0 && e < g.ranks)
-		peer_await(g.peer, g.peer.self - g.rank + e,
-		    &g.from_window[e][blockIdx.y].scores,
-		    *(volatile uint32_t *)peer_word(g.peer, PEER_BEGUN));
+	if (g.peer.world == 0 || e >= g.ranks)
+		return;
+	at = *(volatile uint32_t *)peer_word(g.peer, PEER_BEGUN);
+	word = &g.from_window[e][blockIdx.y].scores;
+	for (uint64_t t0 = now_ns(); peer_acquire(word) != at;) {
+		if (*(volatile uint32_t *)peer_word(g.peer, PEER_LOST) != 0)
+			return;
+		if (now_ns() - t0 > g.peer.limit_ns) {
+			peer_give_up(g.peer, g.peer.self - g.rank + e, at);
+			return;
+		}
+	}
 }
 
 /* Keys that were offered of a row: of a rank that has too many, none. */

@@ -467,7 +467,7 @@ select_row(const struct dcpg_select &g, const Steps &to)
 	if (threadIdx.x < 16)
 		s.tally[threadIdx.x] = { 0, 0 };
 	if (threadIdx.x == 0) {
-		s.offered = 0;
+		s.offered = s.listed = 0;
 		mbar_init(smem_addr(&s.meet), gridDim.x);
 	}
 	/* All is cleared and set up, everywhere. */
@@ -519,8 +519,8 @@ select_row(const struct dcpg_select &g, const Steps &to)
 			g.clear[(size_t)row * DCPG_BINS + i] = 0;
 }
 
-/* grid: (blocks of a cluster, rows). 56 registers fit beside a score block;
- * with 48 there is room for five blocks an SM. */
+/* grid: (blocks of a cluster, rows). 56 registers fit beside a score block,
+ * over ranks as well; with 48 there is room for five blocks an SM. */
 template <bool ASIDE>
 __global__ void __maxnreg__(ASIDE ? 56 : 48)
 select_kernel(const __grid_constant__ struct dcpg_select g,
@@ -529,7 +529,7 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 	select_row<false, ASIDE>(g, to);
 }
 
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __maxnreg__(56)
 select_ranks_kernel(const __grid_constant__ struct dcpg_select g,
     const __grid_constant__ Steps to)
 {
@@ -552,7 +552,8 @@ valid(const struct dcpg_select *a)
 	    a->max_len <= DCPG_MAX_SHARD &&
 	    power_of_2(a->page_rows) && a->page_rows <= 64 &&
 	    power_of_2(a->ranks) && a->rank < a->ranks && (a->ranks == 1 ||
-	    (a->total != NULL && a->ranks <= DCPK_MAX_RANKS));
+	    (a->total != NULL && a->ranks <= DCPK_MAX_RANKS &&
+	    a->cap <= 2 * edges(a->ranks)));
 }
 
 /*

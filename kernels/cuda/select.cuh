@@ -42,6 +42,7 @@ struct Shared {
 	uint32_t total[16];	/* winners of every block, counted late */
 	uint32_t page[PAGES];
 	uint32_t offered;	/* first block: keys of the row, up to now */
+	uint32_t listed;	/* .. of the block's, in s.edge */
 	uint64_t meet;
 	Scan scan;
 	alignas(16) uint64_t edge[];	/* a part for every block's, EDGES in
