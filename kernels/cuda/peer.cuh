@@ -22,7 +22,7 @@ enum { PEER_STEP = 32 };	/* words between flags */
 /* Words behind the flags of the ranks, by number. */
 enum { PEER_BEGUN, PEER_LOST, PEER_OUT, PEER_TAKEN, PEER_EXTRA };
 
-__device__ inline uint32_t *
+__host__ __device__ inline uint32_t *
 peer_word(const struct dcpg_peer &p, uint32_t which)
 {
 	return p.flags[p.self] + (p.world + which) * PEER_STEP;

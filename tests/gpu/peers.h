@@ -8,6 +8,7 @@
 #include <shared_mutex>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
 #include "tests/gpu/gpu_test.h"
 
 /* Held by whoever uses the GPU in this part: alone by those that meet. */
@@ -42,6 +43,17 @@ struct Peers {
 		for (uint32_t e = 0; e < p.world; e++)
 			p.flags[e] = words.d + e * dcpg_peer_words(p.world);
 		return p;
+	}
+	/* How many meetings all have begun. */
+	void
+	begun(uint32_t n)
+	{
+		uint32_t world = (uint32_t)stream.size();
+
+		for (uint32_t d = 0; d < world; d++)
+			CHECK(cudaMemcpy(dcpg::peer_word(of(d),
+			    dcpg::PEER_BEGUN), &n, 4,
+			    cudaMemcpyHostToDevice));
 	}
 	bool
 	lost(void) const
