@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every page of doc/ is in the index, every link leads to a file, and every
-# test that doc/cases.md names is there.
+# Every page of doc/ is in the index and installed, every link leads to a file,
+# and every test that doc/cases.md names is there.
 set -eu
 . "${srcdir:-.}/tests/integration/lib.sh"
 
@@ -8,6 +8,8 @@ for page in "$srcdir"/doc/*.md; do
 	name=$(basename "$page")
 	[ "$name" = index.md ] || grep -qw "$name" "$srcdir/doc/index.md" ||
 	    fail "doc/index.md does not name $name"
+	grep -qw "doc/$name" "$srcdir/Makefile.am" ||
+	    fail "Makefile.am does not install doc/$name"
 done
 for page in "$srcdir"/*.md "$srcdir"/doc/*.md; do
 	dir=$(dirname "$page")
