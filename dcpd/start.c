@@ -147,12 +147,23 @@ read_text(struct dcpd_daemon *d, struct dcpd_err *err)
 	    err);
 }
 
+/* Whoever has a GPU and says nothing means it, more often than not. */
+static void
+notice_gpu(const struct dcpd_options *o)
+{
+	if (o->engine == DCPD_ENGINE_MODEL && !DCPD_GIVEN(o, device) &&
+	    access("/dev/nvidiactl", F_OK) == 0)
+		dcpd_log(LOG_NOTICE, "this machine has NVIDIA's driver, and "
+		    "the model runs on the CPU: --device cuda was not given");
+}
+
 static int
 phase_config(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	int rc;
 
 	phase(d, "config", 0);
+	notice_gpu(&d->opt);
 	if ((rc = read_config(d, err)) != 0 || (rc = read_text(d, err)) != 0)
 		return rc;
 	tell(d, "model", json_string(d->have_config ? d->config.name : "null"));

@@ -53,9 +53,13 @@ lock_folder(const char *path, const char *flag, int *out, struct dcpd_err *err)
 	fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
 		return dcpd_fail(err, -errno, "%s %s: folder %s: %s; %s",
-		    flag, path, dir, strerror(errno), errno == ENOENT ?
+		    flag, path, dir, strerror(errno), errno != ENOENT ?
+		    "give a path in a folder of yours" :
+		    strcmp(dir, "/run/dcpd") != 0 ?
 		    "create it, or give another path" :
-		    "give a path in a folder of yours");
+		    "`systemd-tmpfiles --create dcpd.conf` makes it where "
+		    "dcpd is installed, or give a path of your own: --socket "
+		    "/tmp/dcpd.sock");
 	rc = lock_soon(fd);
 	if (rc != 0) {
 		close(fd);

@@ -472,6 +472,16 @@ read_generation(const char *dir, struct dcpd_model_config *c,
 	return k.rc;
 }
 
+/* "ORG/NAME", as model hubs have it? */
+static bool
+hub_name(const char *path)
+{
+	const char *slash = strchr(path, '/');
+
+	return slash != NULL && slash != path && slash[1] != '\0' &&
+	    strchr(slash + 1, '/') == NULL && path[0] != '.' && path[0] != '~';
+}
+
 /* path -> the folder and the config file. */
 static int
 find_config(const char *path, char *dir, char *file, size_t cap,
@@ -482,6 +492,10 @@ find_config(const char *path, char *dir, char *file, size_t cap,
 
 	if (strlen(path) + 32 > cap)
 		return dcpd_fail(err, -ENAMETOOLONG, "--model: path too long");
+	if (stat(path, &st) != 0 && errno == ENOENT && hub_name(path))
+		return dcpd_fail(err, -ENOENT, "--model %s: no such folder, "
+		    "and dcpd downloads nothing; `hf download %s --local-dir "
+		    "DIR` does, then give --model DIR", path, path);
 	if (stat(path, &st) != 0)
 		return dcpd_fail(err, -errno, "--model %s: %s; give a folder "
 		    "with config.json and *.safetensors", path,
