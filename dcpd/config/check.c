@@ -9,6 +9,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "dcpd/config/options.h"
 
@@ -153,13 +154,24 @@ check_null(const struct dcpd_options *o, struct dcpd_err *err)
 }
 
 static int
+no_model(const struct dcpd_options *o, struct dcpd_err *err)
+{
+	/* Of a unit, where nobody has written the file yet. */
+	if (o->config != NULL && o->config[0] == '-' &&
+	    access(o->config + 1, F_OK) != 0)
+		return dcpd_fail(err, -EINVAL, "--model: missing, and %.300s "
+		    "is not there; write {\"model\": \"DIR\"} into it, see "
+		    "dcpd.conf(5)", o->config + 1);
+	return dcpd_fail(err, -EINVAL, "--model: missing; give a model "
+	    "folder, for example --model models/dcp-tiny");
+}
+
+static int
 check_engine(const struct dcpd_options *o, struct dcpd_err *err)
 {
 	if (o->engine == DCPD_ENGINE_MODEL) {
 		if (o->model == NULL)
-			return dcpd_fail(err, -EINVAL, "--model: missing; give "
-			    "a model folder, for example --model "
-			    "models/dcp-tiny");
+			return no_model(o, err);
 		if (DCPD_GIVEN(o, null_vocab) || DCPD_GIVEN(o, null_pages) ||
 		    DCPD_GIVEN(o, null_step_us) ||
 		    DCPD_GIVEN(o, null_fail_after))

@@ -23,7 +23,7 @@ module_dir(void)
 {
 	const char *dir = secure_getenv("DCPD_MODULE_DIR");
 
-	return dir != NULL && dir[0] == '/' ? dir : DCPD_PKGLIBDIR;
+	return dir != NULL && dir[0] != '\0' ? dir : DCPD_PKGLIBDIR;
 }
 
 static int

@@ -100,8 +100,8 @@ X(CHECK, ENUM, dsa_prefill, "dsa-prefill-backend", "nsa-prefill-backend", \
   "flashmla_kv", "flashmla_kv", "our own kernels of that cache format") \
 GROUP("Memory") \
 X(ACT, ENUM, kv_dtype, "kv-cache-dtype", "", "bf16", \
-  "f32=float32|bf16=bfloat16|fp8_e4m3=fp8", \
-  "format of the cached rows; f32: --device cpu only") \
+  "f32=float32|bf16=bfloat16=auto|fp8_e4m3=fp8", \
+  "format of the cached rows; f32: --device cpu only; auto is bf16") \
 X(ACT, ENUM, index_dtype, "index-cache-dtype", "", "auto", \
   "auto|f32=float32|bf16=bfloat16|fp8_e4m3=fp8", \
   "format of the index keys; auto: follows the rows, fp8 where it fits") \

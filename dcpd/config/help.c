@@ -42,38 +42,73 @@ distance(const char *a, const char *b)
 	return d[m % 3][n];
 }
 
-/* The name itself or the alias nearest to it. */
-static unsigned
-flag_distance(const struct dcpd_flag_def *d, const char *name)
-{
-	char all[200], *alias, *save;
-	unsigned best = distance(name, d->name), n;
+/*
+ * Flags that other servers have and dcpd has not: what to do instead. Names
+ * are separated by '|'; one that ends with '*' is a beginning.
+ */
+static const struct {
+	const char *names, *instead;
+} foreign[] = {
+	{ "dp|dp-size|data-parallel-size",
+	  "data parallelism is not built yet; one daemon for each" },
+	{ "ep|ep-size|expert-parallel-size|enable-expert-parallel",
+	  "every expert is cut over the ranks of --tp" },
+	{ "ctx-size|n-ctx", "give --max-context" },
+	{ "enable-prefix-caching|no-enable-prefix-caching|disable-radix-cache",
+	  "the prefix cache is always on" },
+	{ "enable-metrics", "with --http or --port there is /metrics always" },
+	{ "speculative-*", "speculative decoding is not there yet" },
+	{ "nnodes|node-rank|dist-init-addr",
+	  "all ranks are of one daemon on one host; give --tp" },
+	{ "ssl-*", "there is no TLS; put a proxy in front" },
+	{ "swap-space",
+	  "--host-cache-bytes is host memory for cached pages" },
+};
 
-	snprintf(all, sizeof all, "%s", d->aliases);
-	for (alias = strtok_r(all, "|", &save); alias != NULL;
-	    alias = strtok_r(NULL, "|", &save)) {
-		n = strlen(alias) > 1 ? distance(name, alias) : 100;
-		best = n < best ? n : best;
+static const char *
+instead_of(const char *name)
+{
+	char all[120], *one, *save;
+	size_t i, n;
+
+	for (i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+		snprintf(all, sizeof all, "%s", foreign[i].names);
+		for (one = strtok_r(all, "|", &save); one != NULL;
+		    one = strtok_r(NULL, "|", &save)) {
+			n = strcspn(one, "*");
+			if (one[n] == '*' ? strncmp(name, one, n) == 0 :
+			    strcmp(name, one) == 0)
+				return foreign[i].instead;
+		}
 	}
-	return best;
+	return NULL;
 }
 
 const char *
 dcpd_flag_near(const char *name, char *buf, size_t cap)
 {
-	const struct dcpd_flag_def *d, *best = NULL;
+	const struct dcpd_flag_def *d;
+	const char *instead = instead_of(name);
+	char all[200], best[NAME_MAX_LEN + 1] = "", *one, *save;
 	unsigned nearest = 100, n;
 
 	for (d = dcpd_flag_defs; d->group != NULL || d->name != NULL; d++) {
-		n = d->name == NULL ? 100 : flag_distance(d, name);
-		if (n < nearest) {
+		snprintf(all, sizeof all, "%s|%s", d->name != NULL ? d->name :
+		    "", d->name != NULL ? d->aliases : "");
+		for (one = strtok_r(all, "|", &save); one != NULL;
+		    one = strtok_r(NULL, "|", &save)) {
+			n = strlen(one) > 1 ? distance(name, one) : 100;
+			if (n >= nearest)
+				continue;
 			nearest = n;
-			best = d;
+			snprintf(best, sizeof best, "%s", one);
 		}
 	}
 	buf[0] = '\0';
-	if (best != NULL && nearest <= 1 + strlen(name) / 4)
-		snprintf(buf, cap, "; did you mean --%s?", best->name);
+	if (instead != NULL)
+		snprintf(buf, cap, "; %s", instead);
+	else if (nearest <= 1 + strlen(name) / 4)
+		snprintf(buf, cap, "; did you mean --%s?", best);
 	return buf;
 }
 
@@ -143,11 +178,29 @@ describe(const struct dcpd_flag_def *d, char *buf, size_t cap)
 		n += (size_t)snprintf(buf + n, cap - n, " [%s]", d->def);
 }
 
+/* " (also --model-path, -m)", or "". */
+static void
+also(const struct dcpd_flag_def *d, char *buf, size_t cap)
+{
+	char all[200], *alias, *save;
+	size_t n = 0;
+
+	buf[0] = '\0';
+	snprintf(all, sizeof all, "%s", d->aliases);
+	for (alias = strtok_r(all, "|", &save); alias != NULL && n < cap;
+	    alias = strtok_r(NULL, "|", &save))
+		n += (size_t)snprintf(buf + n, cap - n, "%s%s%s", n == 0 ?
+		    " (also " : ", ", strlen(alias) == 1 ? "-" : "--", alias);
+	if (n > 0 && n < cap)
+		snprintf(buf + n, cap - n, ")");
+}
+
 void
 dcpd_flags_help(FILE *f)
 {
 	const struct dcpd_flag_def *d;
-	char arg[128], text[400];
+	char arg[128], text[600];
+	size_t had;
 	int n;
 
 	fprintf(f, "usage: dcpd --model DIR [flags]\n"
@@ -160,6 +213,8 @@ dcpd_flags_help(FILE *f)
 		}
 		argument(d, arg, sizeof arg);
 		describe(d, text, sizeof text);
+		had = strlen(text);
+		also(d, text + had, sizeof text - had);
 		n = fprintf(f, "  --%s%s%s", d->name, arg[0] != '\0' ? " " : "",
 		    arg);
 		if (n > 28)
@@ -168,7 +223,7 @@ dcpd_flags_help(FILE *f)
 		wrapped(f, text, 30, 30);
 	}
 	fprintf(f, "\nExit code: 0 ended as asked, 1 failed, 78 the "
-	    "configuration is wrong (the last line says\nwhat and where). "
+	    "configuration is wrong (the last\nline says what and where). "
 	    "More in dcpd(8).\n");
 }
 

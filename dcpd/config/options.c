@@ -281,9 +281,13 @@ read_argument(int argc, char **argv, int *i, struct dcpd_options *o,
 {
 	const char *arg = argv[*i], *name, *eq, *value;
 	const struct dcpd_flag_def *d;
-	char where[160], near[100];
+	char where[160], near[120];
 	int len;
 
+	if (*i == 1 && strcmp(arg, "serve") == 0)	/* as vllm has it */
+		return dcpd_fail(err, -EINVAL, "serve: dcpd has no commands; "
+		    "give dcpd --model %s", argc > 2 && argv[2][0] != '-' ?
+		    argv[2] : "DIR");
 	if (arg[0] != '-' || arg[1] == '\0')
 		return dcpd_fail(err, -EINVAL, "%s: not a flag; every argument "
 		    "of dcpd has a name, as in --model %s", arg, arg);
@@ -360,7 +364,7 @@ read_key(struct dcpd_options *o, const char *path, const char *key,
     const json_t *v, struct dcpd_err *err)
 {
 	const struct dcpd_flag_def *d = dcpd_flag_find(key, -1);
-	char value[4096], where[400], near[100];
+	char value[4096], where[400], near[120];
 
 	snprintf(where, sizeof where, "%.300s: %.60s", path, key);
 	if (strcmp(key, "plugins") == 0 && json_is_object(v))
@@ -399,6 +403,9 @@ read_file(struct dcpd_options *o, const char *path, struct dcpd_err *err)
 	if (path[0] == '-' && access(++path, F_OK) != 0 && errno == ENOENT)
 		return 0;
 	rc = dcpd_read_file(path, CONFIG_MAX, &text, &len, err);
+	if (rc == -ENOENT && path[strspn(path, "0123456789")] == '\0')
+		return dcpd_fail(err, -ENOENT, "--config %.20s: no such file; "
+		    "for tokens of context give --max-context", path);
 	if (rc != 0)
 		return dcpd_fail_in(err, "--config");
 	root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);

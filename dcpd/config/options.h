@@ -88,7 +88,8 @@ const struct dcpd_flag_def *dcpd_flag_find(const char *name, int len);
 /* May it stand in the configuration file? Can a reload change it? */
 bool dcpd_flag_in_file(const struct dcpd_flag_def *);
 bool dcpd_flag_runtime(const struct dcpd_flag_def *);
-/* "; did you mean --dcp-size?" into buf, or "". */
+/* "; did you mean --dcp-size?" into buf, or what to do instead of another
+ * server's flag, or "". */
 const char *dcpd_flag_near(const char *name, char *buf, size_t cap);
 void dcpd_flags_help(FILE *);
 void dcpd_flags_man(FILE *);	/* roff for doc/man/dcpd.8 */

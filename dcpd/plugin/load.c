@@ -26,7 +26,7 @@ dcpd_plugin_dir(const struct dcpd_options *o)
 
 	if (o->plugin_dir != NULL)
 		return o->plugin_dir;
-	return dir != NULL && dir[0] == '/' ? dir : DCPD_PKGLIBDIR "/plugins";
+	return dir != NULL && dir[0] != '\0' ? dir : DCPD_PKGLIBDIR "/plugins";
 }
 
 /*

@@ -20,6 +20,8 @@ json.dump(c, open(p, "w"))' "$work/m" "$1"
 
 # The model folder
 refused "folder missing" "$work/none" config.json -- --model "$work/none"
+refused "a name of a hub" "downloads nothing" "hf download no/such" -- \
+    --model no/such
 mkdir "$work/empty"
 refused "folder empty" "$work/empty" config.json -- --model "$work/empty"
 copy; edit 'c["model_type"] = "llama"'
@@ -69,6 +71,9 @@ refused "unknown flag" --dpc-size --dcp-size -- --model "$TINY" --dpc-size 8
 DCPD_MODULE_DIR=$work refused "no CUDA module" "no CUDA module" \
     "--device cpu" -- --model "$TINY" --device cuda
 echo nonsense >"$work/libdcp_cuda.so"
+DCPD_MODULE_DIR=$(realpath --relative-to=. "$work") \
+    refused "a module of a relative folder" "too short" "$(basename "$work")" -- \
+    --model "$TINY" --device cuda
 DCPD_MODULE_DIR=$work refused "a module that is none" libdcp_cuda.so \
     "--device cpu" -- --model "$TINY" --device cuda
 if [ -n "${FAKE_MODULE_DIR:-}" ]; then

@@ -347,7 +347,7 @@ def example(place):
     with open(f"{SRC}/plugins/example/canary.c") as f:
         assert len(f.readlines()) < 100
     d = Daemon(*NULL, "--plugins", "canary")
-    d.env = {"DCPD_PLUGIN_DIR": BUILD + "/plugins/.libs"}
+    d.env = {"DCPD_PLUGIN_DIR": os.path.relpath(BUILD + "/plugins/.libs")}
     with d:
         until(lambda: "canary: 16 tokens came" in d.tail())
         assert plugins(d)["canary"]["state"] == "running"

@@ -257,6 +257,16 @@ START_TEST(mistakes)
 	bad("--model m --max-runing-requests 8", "did you mean",
 	    "--max-running-requests");
 	bad("--model m --zzzzzz 1", "no such flag", "--help");
+	bad("--model m --tensor-paralel-size 8", "did you mean",
+	    "--tensor-parallel-size");
+	bad("serve m", "serve", "dcpd --model m");
+	bad("--model m -c 4096", "--config 4096", "--max-context");
+	bad("--config -/nonexistent/f", "/nonexistent/f", "\"model\"");
+}
+END_TEST
+
+START_TEST(bad_values)
+{
 	bad("-model m", "-model", "no such flag");
 	bad("m", "not a flag", "--model m");
 	bad("--model", "--model", "missing");
@@ -456,6 +466,23 @@ START_TEST(plugins_of_the_file_and_what_was_changed)
 }
 END_TEST
 
+/* What other servers' flags are told; a mistyped one of ours is no such. */
+START_TEST(flags_of_other_servers)
+{
+	bad("--model m --dp-size 8", "no such flag", "data parallelism");
+	bad("--model m --expert-parallel-size=8", "no such flag", "--tp");
+	bad("--model m --ctx-size 8", "no such flag", "--max-context");
+	bad("--model m --disable-radix-cache", "no such flag", "always on");
+	bad("--model m --enable-metrics", "no such flag", "/metrics");
+	bad("--model m --speculative-num-steps 3", "--speculative-num-steps",
+	    "not there yet");
+	bad("--model m --nnodes 2", "no such flag", "one host");
+	bad("--model m --ssl-keyfile f", "no such flag", "proxy");
+	bad("--model m --swap-space 4", "no such flag", "--host-cache-bytes");
+	bad_file("{\"ctx-size\": 8}", "no such key", "--max-context");
+}
+END_TEST
+
 /* Every line of the table: its default is legal, its alias finds it, the
  * effective configuration has it, and the manual and --help name it. */
 START_TEST(table_is_whole)
@@ -485,6 +512,11 @@ START_TEST(table_is_whole)
 			    d);
 		snprintf(name, sizeof name, "--%s", d->name);
 		ck_assert_msg(strstr(help, name) != NULL, "%s", name);
+		if (n > 1) {
+			snprintf(name, sizeof name, "--%.*s", (int)n,
+			    d->aliases);
+			ck_assert_msg(strstr(help, name) != NULL, "%s", name);
+		}
 		ck_assert_msg(d->kind == DCPD_KIND_REFUSE ||
 		    json_object_get(j, d->name) != NULL, "%s", name);
 		ck_assert_msg(d->help[0] != '\0' && (d->legal[0] != '\0' ||
@@ -529,6 +561,9 @@ START_TEST(formats)
 	struct dcpd_model_config cfg = { .quant_method = "fp8" };
 	enum dcpk_kv kv, idx;
 
+	good("--model m --kv-cache-dtype auto", &o);
+	ck_assert_uint_eq(o.kv_dtype, DCPK_KV_BF16);
+	dcpd_options_free(&o);
 	good("--model m --kv-cache-dtype fp8_e4m3 --quantization FP8", &o);
 	ck_assert_int_eq(dcpd_options_formats(&o, &m, &kv, &idx, &err), 0);
 	ck_assert_int_eq(kv, DCPK_KV_FP8);
@@ -603,8 +638,10 @@ main(void)
 	tcase_add_test(t, fp8_weights);
 	tcase_add_test(t, refused_flags);
 	tcase_add_test(t, mistakes);
+	tcase_add_test(t, bad_values);
 	tcase_add_test(t, values_that_are_very_long);
 	tcase_add_test(t, config_file);
+	tcase_add_test(t, flags_of_other_servers);
 	tcase_add_test(t, memory_limits_of_parents_hold);
 	tcase_add_test(t, plugins_of_the_file_and_what_was_changed);
 	tcase_add_test(t, table_is_whole);
