@@ -66,6 +66,45 @@ tokens_of_gib(const struct dcpd_memplan *p, uint32_t shrink)
 	    shrink) * DCPD_PAGE_TOKENS;
 }
 
+/*
+ * The least memory that each GPU must have: of one whose size is not known,
+ * with two pages where no bytes are given for them. 0: it is no GPU, or known.
+ */
+static uint64_t
+gpu_least(const struct dcpd_memplan_in *in, const struct dcpd_memplan *p)
+{
+	uint64_t pages = p->pages != 0 ? 0 :
+	    2 * (p->page_bytes_rows + p->page_bytes_index), most = 0;
+	double fraction = in->kv_bytes_per_rank != 0 ? 1 : in->mem_fraction;
+	uint32_t r, ranks = in->ranks_per_gpu > 1 ? in->ranks_per_gpu : 1;
+
+	if (strcmp(in->device, "cuda") != 0 || in->device_bytes != 0 ||
+	    !(fraction > 0))
+		return 0;
+	for (r = 0; r < p->world; r++)
+		if (total(&p->rank[r]) > most)
+			most = total(&p->rank[r]);
+	return (uint64_t)((double)((most + pages) * ranks) / fraction);
+}
+
+static void
+put_gpu(FILE *f, const struct dcpd_memplan_in *in,
+    const struct dcpd_memplan *p)
+{
+	uint64_t least = gpu_least(in, p);
+	char a[32];
+
+	if (least == 0)
+		return;
+	fprintf(f, "memory: each GPU must have %s at least",
+	    dcpd_bytes(a, sizeof a, least));
+	if (in->kv_bytes_per_rank != 0)
+		fprintf(f, ", and what CUDA takes for itself\n");
+	else
+		fprintf(f, ", at --mem-fraction-static %g; what is above it "
+		    "holds context\n", in->mem_fraction);
+}
+
 static const char *
 format_name(enum dcpk_kv kv)
 {
@@ -196,6 +235,7 @@ dcpd_memplan_text(const struct dcpd_memplan_in *in,
 	    in->layout.dcp, format_name(in->kv), format_name(in->idx));
 	put_ranks(f, p, actual);
 	put_capacity(f, in, p, actual);
+	put_gpu(f, in, p);
 	if (fclose(f) != 0) {
 		free(text);
 		return NULL;
@@ -266,6 +306,8 @@ dcpd_memplan_json(const struct dcpd_memplan_in *in,
 	    json_integer((json_int_t)tokens_of_gib(p, 1)));
 	json_object_set_new(o, "tokens_per_gib_tp",
 	    json_integer((json_int_t)tokens_of_gib(p, p->D)));
+	json_object_set_new(o, "gpu_bytes_least", gpu_least(in, p) == 0 ?
+	    json_null() : json_integer((json_int_t)gpu_least(in, p)));
 	json_object_set_new(o, "workspace_estimated",
 	    json_boolean(p->workspace_estimated));
 	json_object_set_new(o, "misfit", p->misfit[0] == '\0' ? json_null() :

@@ -27,6 +27,23 @@ print(json.load(open(sys.argv[1]))["tokens"])' "$work/o")
 	    --dcp-size 8 >"$work/o" 2>"$work/log" || fail "plan on this machine"
 	grep -q "a token takes" "$work/o" || fail "no plan: $(cat "$work/o")"
 done
+# Without a GPU: how large each must be.
+gpus() {	# MORE FLAGS: bytes of a rank, and least bytes of a GPU
+	ctl plan --model "$srcdir/tests/data/configs/glm-5.2.json" --tp 8 \
+	    --dcp-size 8 --device cuda -j "$@" >"$work/o" || fail "plan $*"
+	python3 -c 'import json, sys
+o = json.load(open(sys.argv[1]))
+print(o["ranks"][0]["planned"]["total"], o["gpu_bytes_least"])' "$work/o"
+}
+gpus | awk '{ exit !($2 * 0.85 > $1 && $2 * 0.85 < $1 * 1.01) }' ||
+    fail "GPUs by the fraction: $(gpus)"
+gpus --ranks-per-gpu 4 --mem-fraction-static 0.5 |
+    awk '{ exit !($2 / 8 > $1 && $2 / 8 < $1 * 1.01) }' ||
+    fail "four ranks a GPU: $(gpus --ranks-per-gpu 4)"
+gpus --kv-bytes-per-rank 1GiB | awk '{ exit !($2 == $1) }' ||
+    fail "GPUs by bytes: $(gpus --kv-bytes-per-rank 1GiB)"
+ctl plan --model "$srcdir/tests/data/configs/glm-5.2.json" --tp 8 \
+    --device cuda | grep -q "memory: each GPU must have" || fail "no such line"
 # A budget that was asked for is one.
 refused "does not fit" "nothing is left" --mem-fraction-static -- --plan \
     --model "$srcdir/tests/data/configs/glm-5.2.json" --tp 8 \
