@@ -56,7 +56,8 @@ admin_connect(bool quiet, time_t wait_s, int *out)
 	e = errno;
 	close(fd);
 	if (quiet)
-		return CTL_NOT_RUNNING;
+		return e == EACCES || e == EPERM ? CTL_FAILED :
+		    CTL_NOT_RUNNING;
 	if (e == EACCES || e == EPERM)
 		return ctl_fail(CTL_FAILED, "%s: %s; ask as the daemon's user "
 		    "or root", sa.sun_path, strerror(e));
@@ -209,6 +210,7 @@ int
 ctl_ask_status(bool quiet, json_t **result)
 {
 	int fd = -1, rc = admin_connect(true, WAIT_STATUS_S, &fd), sent;
+	bool refused = rc == CTL_FAILED;
 
 	if (rc == CTL_OK) {
 		sent = send_line(fd, json_pack("{s:s}", "cmd", "status"));
@@ -224,8 +226,13 @@ ctl_ask_status(bool quiet, json_t **result)
 		rc = admin_answer(fd, sent, true, result);
 	}
 	/* Not running, not ours, or there and silent. */
-	if (rc != CTL_OK && ctl_stats(true, result) == CTL_OK)
+	if (rc != CTL_OK && ctl_stats(true, result) == CTL_OK) {
+		if (refused)	/* by this user; nothing may be wrong */
+			json_object_set_new(*result, "problem", json_string(
+			    "the admin socket is not for this user: ask as "
+			    "the daemon's user or root"));
 		return CTL_OK;
+	}
 	if (rc != CTL_OK && !quiet)
 		return ctl_admin(json_pack("{s:s}", "cmd", "status"), false,
 		    result);

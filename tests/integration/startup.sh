@@ -166,6 +166,13 @@ if [ "$(id -u)" = 0 ] && [ -n "$gid" ] &&
 	as 65534 >"$work/o" 2>&1 && fail "no member, but let in"
 	grep -q "not in group $gid" "$work/o" || fail "$(cat "$work/o")"
 	as 65534 2>/dev/null && fail "a second time let in"
+	# Who may read the stats page and not ask: told so, no fault is seen.
+	rc=0
+	setpriv --reuid 65534 --regid "$(stat -c %g "$sock.stats")" \
+	    --clear-groups "$DCPCTL" --socket "$sock" status >"$work/o" 2>&1 ||
+	    rc=$?
+	[ $rc = 4 ] && grep -q "^problem .*ask as the daemon's user" \
+	    "$work/o" || fail "status of another user: $rc $(cat "$work/o")"
 	stop 0
 else
 	echo "not root: --socket-group not tried"
