@@ -586,7 +586,7 @@ run(const char *dir, unsigned n, unsigned tokens, bool json)
 static int
 usage(FILE *f)
 {
-	fputs("usage: bench ipc [-j] [-n ROUND_TRIPS] [-t TOKENS]\n"
+	fputs("usage: dcpctl bench ipc [-j] [-n ROUND_TRIPS] [-t TOKENS]\n"
 	    "  -j  JSON\n"
 	    "  -n  round trips of each way, 100 to 10000000 (22000)\n"
 	    "  -t  tokens to stream, 4000 to 1000000000 (2000000)\n", f);

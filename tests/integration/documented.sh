@@ -10,7 +10,7 @@ here() {
 	sed -e "s|/tmp/dcpd.sock|$sock|" -e "s|\.\./models|$srcdir/models|" \
 	    -e "s|models/dcp-tiny|$TINY|;s|$srcdir/$TINY|$TINY|" \
 	    -e "s|GLM-5/config.json|$TINY/config.json|" \
-	    -e "s|DIR/config.json|$TINY/config.json|" \
+	    -e "s|DIR/config.json|$TINY/config.json|" -e "s|--port 8000|--port 0|" \
 	    -e "s|^dcpctl/dcpctl |$DCPCTL |;s|^dcpctl |$DCPCTL |" \
 	    -e "s|^dcpd/dcpd |$DCPD |;s|^dcpd |$DCPD |"
 }

@@ -127,7 +127,7 @@ def a_wrong_option_is_refused(_):
     for args in (["-n", "99"], ["-n", "1x"], ["-t", "3999"], ["more"], ["-x"]):
         r = bench(*args)
         assert r.returncode == 2 and r.stdout == "", (args, r)
-        assert "usage: bench ipc" in r.stderr, (args, r.stderr)
+        assert "usage: dcpctl bench ipc" in r.stderr, (args, r.stderr)
 
 
 if __name__ == "__main__":
