@@ -24,6 +24,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/attend_roles.cuh"
 #include "kernels/cuda/attend_wide.cuh"
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/peer.cuh"
@@ -32,10 +33,11 @@
 namespace dcpg {
 namespace {
 
-/* l of each column over all of the block's keys, known to every thread. */
+/* l of each column over all of the block's keys: first what a warp that scores
+ * has of it, then the sum, known to every thread that sums. */
 template <class S>
 __device__ inline void
-sum_l(Acc<S> &a, const Place &p, uint32_t red)
+share_l(const Acc<S> &a, const Place &p, uint32_t red)
 {
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
@@ -48,7 +50,15 @@ sum_l(Acc<S> &a, const Place &p, uint32_t red)
 			sts32(red + col_head(j, p.c) * S::rrow +
 			    (p.wg * 4 + p.w) * 4, __float_as_uint(x));
 	}
-	bar_sync(BAR_L, S::work);
+	if (S::roles)
+		bar_arrive(BAR_L, S::computing);
+}
+
+template <class S>
+__device__ inline void
+sum_l(Acc<S> &a, const Place &p, uint32_t red)
+{
+	bar_sync(BAR_L, S::computing);
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
 		uint32_t y[S::wgs / 2];
@@ -183,25 +193,52 @@ natural(float m, float l)
 	    l == 0.0f ? -INFINITY : l;
 }
 
+/* LSE of all heads, by the first warp. fs is not needed any more. */
+template <class S>
+__device__ inline void
+write_lse(const Out<S> &out, const Args &g, const Acc<S> &a, const Place &p,
+    uint32_t smem)
+{
+	if (p.w != 0 || p.wg != 0)
+		return;
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j++)
+		if (p.g == 0)
+			sts32(smem + S::fs_off + col_head(j, p.c) * 4,
+			    __float_as_uint(a.l[j]));
+	__syncwarp();
+	for (uint32_t h = p.lane; h < S::nh; h += 32)
+		out.lse(g, h, natural(unordered(lds32(smem + S::ms_off +
+		    h * 4)), ldsf(smem + S::fs_off + h * 4)));
+}
+
 /* The block had all keys: straight from registers. */
 template <class S>
 __device__ inline void
 write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem)
 {
 	const Out<S> out(g);
+	uint16_t *at = (uint16_t *)out.o + first_dim<S>(p);
+	float v[2 * S::tiles], k[S::nh / 4];
 
 #pragma unroll
-	for (int j = 0; j < S::nh / 4; j++) {
-		uint32_t h = col_head(j, p.c);
-		float k = a.l[j] == 0.0f ? 0.0f : unit(a) / a.l[j];
-		float v[2 * S::tiles];
-
-		column<S>(v, a, j, k);
-		put(out.head(g, h, first_dim<S>(p)), out.f32, v);
-		if (threadIdx.x < 4)
-			out.lse(g, h, natural(unordered(lds32(smem +
-			    S::ms_off + h * 4)), a.l[j]));
+	for (int j = 0; j < S::nh / 4; j++)
+		k[j] = a.l[j] == 0.0f ? 0.0f : __fdividef(unit(a), a.l[j]);
+	if (out.one && !out.f32) {	/* mostly; in few instructions */
+#pragma unroll
+		for (int j = 0; j < S::nh / 4; j++) {
+			column<S>(v, a, j, k[j]);
+			put(at + col_head(j, p.c) * 512, false, v);
+		}
+	} else {
+#pragma unroll
+		for (int j = 0; j < S::nh / 4; j++) {
+			column<S>(v, a, j, k[j]);
+			put(out.head(g, col_head(j, p.c), first_dim<S>(p)),
+			    out.f32, v);
+		}
 	}
+	write_lse<S>(out, g, a, p, smem);
 }
 
 /* Block r of a cluster owns heads r*per .. of the output; the last may own
@@ -252,7 +289,8 @@ stage_o(const Acc<S> &a, const Place &p, uint32_t out)
 		uint32_t at = out + col_head(j, p.c) * S::xrow;
 		float v[N];
 
-		column<S>(v, a, j, a.l[j] == 0.0f ? 0.0f : 1.0f / a.l[j]);
+		column<S>(v, a, j, a.l[j] == 0.0f ? 0.0f :
+		    __fdividef(1.0f, a.l[j]));
 		if (first_dim<S>(p) == 0)
 			sts32(at + S::xunit, __float_as_uint(unit(a)));
 		at += first_dim<S>(p) * (S::xunit / 512);
@@ -419,21 +457,35 @@ tell_owners(const Args &g)
 		peer_arrive(g.to[first + i].arrived);
 }
 
-/* What the computing warps do. */
+/* What warps do that only score. */
 template <class S>
 __device__ inline void
-compute(const Args &g, uint8_t *mem, const Team &team)
+compute_scores(const Place &p, uint32_t smem, uint32_t n, bool clustered)
 {
-	uint32_t head0 = blockIdx.z * g.heads + blockIdx.y * S::nh;
-	uint32_t count = min(g.count[blockIdx.z], g.max_count);
-	bool clustered = gridDim.x * team.n > 1;
-	uint32_t smem = smem_addr(mem), lane = threadIdx.x % 32;
-	Place p = { threadIdx.x / 128, threadIdx.x / 32 % 4, lane, lane / 4,
-	    lane % 4 };
 	Acc<S> a;
 
-	load_q<S>(g, g.q + (size_t)head0 * 1152, mem);
-	fence_async();
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j++)
+		a.l[j] = 0.0f;
+	a.cexp = 0;
+	score_rounds<S>(a, p, smem, n);
+	share_l<S>(a, p, smem + S::red_off);
+	__syncwarp();
+	if (clustered) {
+		cluster_arrive();
+		cluster_wait();
+	}
+}
+
+/* What the other computing warps do. */
+template <class S>
+__device__ inline void
+compute(const Args &g, const Place &p, uint32_t smem, uint32_t n,
+    const Team &team)
+{
+	bool clustered = gridDim.x * team.n > 1;
+	Acc<S> a;
+
 #pragma unroll
 	for (int i = 0; i < S::tiles; i++)
 #pragma unroll
@@ -443,13 +495,15 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 	for (int j = 0; j < S::nh / 4; j++)
 		a.l[j] = 0.0f;
 	a.cexp = 0;
-	bar_sync(BAR_Q, S::work);
-	if (clustered)
-		cluster_wait();		/* everyone's barriers are set up */
 	if constexpr (S::wide) {
-		attend_wide<S>(a, p, team, smem, my_part(count).n);
+		attend_wide<S>(a, p, team, smem, n);
 	} else {
-		attend<S>(a, p, team, smem, my_part(count).n);
+		if constexpr (S::roles) {
+			sum_rounds<S>(a, p, team, smem, n);
+		} else {
+			attend<S>(a, p, team, smem, n);
+			share_l<S>(a, p, smem + S::red_off);
+		}
 		sum_l<S>(a, p, smem + S::red_off);
 	}
 	if (S::splits == 1 || gridDim.x == 1) {
@@ -466,14 +520,33 @@ compute(const Args &g, uint8_t *mem, const Team &team)
 		cluster_wait();		/* nobody needs this block any more */
 }
 
+/* q to shared memory; how many keys the block has. */
+template <class S>
+__device__ inline uint32_t
+begin(const Args &g, uint8_t *mem, bool clustered)
+{
+	uint32_t head0 = blockIdx.z * g.heads + blockIdx.y * S::nh;
+	uint32_t count = min(g.count[blockIdx.z], g.max_count);
+
+	load_q<S>(g, g.q + (size_t)head0 * 1152, mem);
+	fence_async();
+	bar_sync(BAR_Q, S::computing);
+	if (clustered)
+		cluster_wait();		/* everyone's barriers are set up */
+	return my_part(count).n;
+}
+
 /* grid: (splits, heads / NH, rows), clusters of (splits, team, 1). */
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1)
 attend_kernel(const Args g)
 {
 	extern __shared__ __align__(1024) uint8_t mem[];
-	uint32_t smem = smem_addr(mem);
+	uint32_t smem = smem_addr(mem), lane = threadIdx.x % 32, n;
 	Team team(g.team, gridDim.x);
+	Place p = { threadIdx.x / 128, threadIdx.x / 32 % 4, lane, lane / 4,
+	    lane % 4 };
+	bool clustered = gridDim.x * team.n > 1;
 
 	if (threadIdx.x == 0)
 		for (int i = 0; i < S::stages; i++) {
@@ -497,21 +570,28 @@ attend_kernel(const Args g)
 		cluster_arrive();
 	launch_wait();
 	launch_next();
-	if (threadIdx.x >= S::work) {
+	if (threadIdx.x >= S::computing) {
 		asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::
 		    "n"(S::spare));
 		gather<S>(g, team, smem);
 		__syncwarp();
-		if (gridDim.x * team.n > 1) {
+		if (clustered) {
 			if (team.n == 1)
 				cluster_wait();
 			cluster_arrive();
 			cluster_wait();
 		}
+		return;
+	}
+	n = begin<S>(g, mem, clustered);
+	if (threadIdx.x >= S::work) {
+		p.wg -= S::wgs;
+		if constexpr (S::roles)
+			compute_scores<S>(p, smem, n, clustered);
 	} else {
 		asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::
 		    "n"(S::regs));
-		compute<S>(g, mem, team);
+		compute<S>(g, p, smem, n, team);
 	}
 }
 

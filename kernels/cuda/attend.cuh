@@ -6,7 +6,8 @@
  * Four warps gather: 64 rows a stage, stages ahead (attend_gather.cuh). W
  * warpgroups compute, W stages at a time: each scores one stage against all NH
  * heads, all put their p into shared memory, and each sums its 512/W output
- * dimensions over the keys of all W stages.
+ * dimensions over the keys of all W stages. For 32 heads of fp8 rows others
+ * score than sum (attend_roles.cuh).
  *
  * Operands are swapped: keys and latent dimensions are the long side (M = 64)
  * of the warpgroup product, heads the short one (N = 8..64), so few heads cost
@@ -73,7 +74,8 @@ template <class S>
 __device__ inline void
 load_q(const Args &a, const uint8_t *q, uint8_t *smem)
 {
-	constexpr int PER = (S::nh + S::wgs * 4 - 1) / (S::wgs * 4);
+	constexpr int WARPS = S::computing / 32;
+	constexpr int PER = (S::nh + WARPS - 1) / WARPS;
 	constexpr int AT_ONCE = PER < 4 ? PER : 4;	/* loads in flight */
 	uint32_t lane = threadIdx.x % 32, base = smem_addr(smem) + S::q_off;
 	uint32_t c = lane % 4 * 2, warp = threadIdx.x / 32;
@@ -85,7 +87,7 @@ load_q(const Args &a, const uint8_t *q, uint8_t *smem)
 
 #pragma unroll
 		for (int i = 0; i < AT_ONCE; i++) {
-			uint32_t h = (i0 + i) * S::wgs * 4 + warp;
+			uint32_t h = (i0 + i) * WARPS + warp;
 			const uint4 *src = (const uint4 *)(q +
 			    (size_t)min(h, S::nh - 1) * 1152);
 
@@ -95,7 +97,7 @@ load_q(const Args &a, const uint8_t *q, uint8_t *smem)
 		}
 #pragma unroll
 		for (int i = 0; i < AT_ONCE; i++) {
-			uint32_t h = (i0 + i) * S::wgs * 4 + warp, sw = h % 8;
+			uint32_t h = (i0 + i) * WARPS + warp, sw = h % 8;
 			uint32_t dst = base + lane / 4 * S::nh * 128 + h * 128;
 			float k = 1.0f;
 
@@ -120,8 +122,10 @@ struct Place {
 	uint32_t wg, w, lane, g, c;
 };
 
-/* Barriers: 0 is the block's, these are the computing warps'. */
-enum { BAR_Q = 1, BAR_VOTE, BAR_MAX, BAR_P, BAR_L, BAR_OUT };
+/* Barriers: 0 is the block's, these are the computing warps'. The last two are
+ * one for each turn. */
+enum { BAR_Q = 1, BAR_VOTE, BAR_MAX, BAR_P, BAR_L, BAR_OUT, BAR_FULL,
+    BAR_FREE = BAR_FULL + 2 };
 
 /* Head of a thread's column j (0 .. NH/4 - 1) and its first accumulator; the
  * one of row g + 8 stands 2 further. */
@@ -166,8 +170,8 @@ keys8(uint32_t *r, const uint32_t *x)
 {
 	r[0] = e4m3x2_f16x2(x[0]);
 	r[1] = e4m3x2_f16x2(x[1]);
-	r[2] = e4m3x2_f16x2(x[0] >> 16);
-	r[3] = e4m3x2_f16x2(x[1] >> 16);
+	r[2] = e4m3x2_f16x2_hi(x[0]);
+	r[3] = e4m3x2_f16x2_hi(x[1]);
 }
 
 /* n 32-bit words at a. */
@@ -228,17 +232,19 @@ fetch_values(Raw<S> &v, uint32_t st, const Place &p, int key, uint32_t tab)
 	}
 }
 
+/* S::together tiles, from i0 on. */
 template <class S>
 __device__ inline void
-values(uint32_t *r, const Raw<S> &v)
+values(uint32_t *r, const Raw<S> &v, int i0)
 {
 	constexpr int N = Raw<S>::n;
 
 #pragma unroll
 	for (int u = 0; u < 2; u++)
 #pragma unroll
-		for (int i = 0; i < S::tiles; i++) {
-			uint32_t &r0 = r[4 * i + 2 * u], &r1 = (&r0)[1], w;
+		for (int i = i0; i < i0 + S::together; i++) {
+			uint32_t &r0 = r[4 * (i - i0) + 2 * u], &r1 = (&r0)[1];
+			uint32_t w;
 
 			if (S::bf16) {
 				r0 = __byte_perm(v.x[u][i % N], v.y[u][i % N],
@@ -250,7 +256,7 @@ values(uint32_t *r, const Raw<S> &v)
 			w = __byte_perm(v.x[u][i / 2 % N], v.y[u][i / 2 % N],
 			    i % 2 ? 0x7362 : 0x5140);
 			r0 = mul_f16x2(e4m3x2_f16x2(w), v.scale[u]);
-			r1 = mul_f16x2(e4m3x2_f16x2(w >> 16), v.scale[u]);
+			r1 = mul_f16x2(e4m3x2_f16x2_hi(w), v.scale[u]);
 		}
 }
 
@@ -290,20 +296,72 @@ scale_rows(float (&s)[N], float k0, float k1)
 		s[j] *= j % 4 < 2 ? k0 : k1;
 }
 
-/* The four scales of rows g and g + 8. */
+/*
+ * Loops over stages, and for few heads those over tiles, are not unrolled
+ * beyond what the registers need: a layer runs the kernel once, so that its
+ * instructions come from the L2 or from memory, line by line.
+ */
+
+/* A batch of S::qb steps of 16 dimensions, of which the first is k: d += K q^T.
+ * qd: of the step 0. */
+template <class S, int N, bool BF16>
+__device__ inline void
+multiply(float (&d)[N / 2], uint32_t *x, uint32_t qd, int k, bool keep)
+{
+	wg_ready<4 * S::qb>(x);
+	wg_fence();
+#pragma unroll
+	for (int i = 0; i < S::qb; i++)
+		Mma<N, BF16>::run(d, x + 4 * i, desc128_at(qd, (k + i) / 4 *
+		    S::nh * 128 + (k + i) % 4 * 32), keep || i > 0);
+	wg_commit();
+}
+
+/* The scales of tile t of rows g and g + 8. */
 template <class S>
 __device__ inline void
-row_scales(float (&sc)[2][4], const Place &p, uint32_t st)
+tile_scales(float (&k)[2], const Place &p, uint32_t st, int t)
+{
+	uint32_t at = st + (16 * p.w + p.g) * S::pitch + 512 + 4 * t;
+
+	k[0] = ldsf(at);
+	k[1] = ldsf(at + 8 * S::pitch);
+}
+
+/* Steps k .. of rope, bf16, as operand. */
+template <class S>
+__device__ inline void
+rope_keys(uint32_t *x, uint32_t st, const Place &p, int k)
 {
 #pragma unroll
-	for (int u = 0; u < 2; u++) {
-		uint32_t x[4];
+	for (int i = 0; i < S::qb; i++)
+		keys16<S>(x + 4 * i, st, p, 528 + 32 * (k + i));
+}
 
-		lds<4>(x, st + (16 * p.w + p.g + 8 * u) * S::pitch + 512);
+/* The next batch of e4m3 as operand; the one after it, at byte `off`, is on
+ * its way then. (The last one reads what stands behind the tiles.) */
+template <class S>
+__device__ inline void
+next_keys(uint32_t *x, uint32_t *raw, uint32_t st, const Place &p,
+    uint32_t off)
+{
 #pragma unroll
-		for (int t = 0; t < 4; t++)
-			sc[u][t] = __uint_as_float(x[t]);
-	}
+	for (int i = 0; i < S::qb; i++)
+		keys8(x + 4 * i, raw + 2 * i);
+#pragma unroll
+	for (int i = 0; i < S::qb; i++)
+		fetch8<S>(raw + 2 * i, st, p, off + 16 * i);
+}
+
+/* s += sum of a tile times its rows' scales. */
+template <int N>
+__device__ inline void
+add_scaled(float (&s)[N], float (&sum)[N], const float (&k)[2])
+{
+	wg_pin(sum);
+#pragma unroll
+	for (int j = 0; j < N; j++)
+		s[j] = fmaf(sum[j], k[j % 4 / 2], s[j]);
 }
 
 /*
@@ -315,54 +373,43 @@ __device__ inline void
 score_tiles(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
 {
 	constexpr int B = S::qb, PER = 8 / B;	/* batches of a tile */
-	uint32_t r[2][4 * B], raw[2 * B];
-	float sc[2][4], sum[2][S::nh / 2];
+	uint32_t r[2][4 * B], raw[2 * B], qd = desc128_base(q);
+	float sc[2], sum[2][S::nh / 2];
 
 #pragma unroll
 	for (int i = 0; i < B; i++)
 		fetch8<S>(raw + 2 * i, st, p, 16 * i);
-	row_scales<S>(sc, p, st);
+	next_keys<S>(r[0], raw, st, p, 16 * B);
 #pragma unroll
-	for (int b = 0; b < 36 / B; b++) {
-		uint32_t *x = r[b % 2];
-		int t = b / PER;	/* 4: rope */
+	for (int j = 0; j < S::nh / 2; j++)
+		s[j] = 0.0f;
+#pragma unroll 1
+	for (int t = 0; t < 4; t += 2)
+#pragma unroll
+		for (int b = 0; b < 2 * PER; b++) {
+			int h = b / PER;	/* tile t + h */
 
-#pragma unroll
-		for (int i = 0; i < B; i++)
-			if (t == 4)
-				keys16<S>(x + 4 * i, st, p,
-				    528 + 32 * (b * B + i - 32));
-			else
-				keys8(x + 4 * i, raw + 2 * i);
-#pragma unroll
-		for (int i = 0; i < B; i++)
-			if (b + 1 < 4 * PER)
-				fetch8<S>(raw + 2 * i, st, p,
-				    16 * ((b + 1) * B + i));
-		wg_ready<4 * B>(x);
-		wg_fence();
-#pragma unroll
-		for (int i = 0; i < B; i++) {
-			int k = b * B + i;	/* which 16 dimensions */
-			uint64_t d = desc128(q + k / 4 * S::nh * 128 +
-			    k % 4 * 32);
-
-			if (t == 4)
-				Mma<S::nh, true>::run(sum[0], x + 4 * i, d,
-				    k > 32);
-			else
-				Mma<S::nh, false>::run(sum[t % 2], x + 4 * i,
-				    d, k % 8 > 0);
+			if (b % PER == 0 && t + h > 0)
+				tile_scales<S>(sc, p, st, t + h - 1);
+			multiply<S, S::nh, false>(sum[h], r[b % 2],
+			    qd + t * (2 * S::nh * 8), b * B, b % PER > 0);
+			wg_wait<1>();
+			if (b % PER == 0 && t + h > 0)
+				add_scaled(s, sum[1 - h], sc);
+			next_keys<S>(r[(b + 1) % 2], raw, st, p, 128 * t +
+			    16 * (b + 2) * B);
+			if (b == 2 * PER - 1)
+				wg_wait<0>();
 		}
-		wg_commit();
-		wg_wait<1>();
-		if (b % PER != 0 || b == 0)
-			continue;
-		wg_pin(sum[(t - 1) % 2]);	/* of the tile before */
+	tile_scales<S>(sc, p, st, 3);
 #pragma unroll
-		for (int j = 0; j < S::nh / 2; j++)
-			s[j] = fmaf(sum[(t - 1) % 2][j],
-			    sc[j % 4 / 2][t - 1], t == 1 ? 0.0f : s[j]);
+	for (int b = 0; b < 4 / B; b++) {
+		rope_keys<S>(r[b % 2], st, p, b * B);
+		multiply<S, S::nh, true>(sum[0], r[b % 2], qd, 32 + b * B,
+		    b > 0);
+		wg_wait<1>();
+		if (b == 0)
+			add_scaled(s, sum[1], sc);
 	}
 	wg_wait<0>();
 	wg_pin(sum[0]);
@@ -371,84 +418,107 @@ score_tiles(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
 		s[j] += sum[0][j];
 }
 
-/*
- * The same of bf16 rows, against N heads, and of fp8 rows where there are no
- * registers for two sums. The sum over tile t is in units of the row's scale t:
- * it is brought to those of tile t + 1 before that is added. A scale far below
- * the row's largest, zero too, is raised to where that loses nothing.
- */
-template <class S, int N>
+/* The least that a scale of rows g and g + 8 is taken for. */
+template <class S>
 __device__ inline void
-score(float (&s)[N / 2], const Place &p, uint32_t st, uint32_t q)
+least_scales(float (&k)[2], const Place &p, uint32_t st)
+{
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+		uint4 x = lds128(st + (16 * p.w + p.g + 8 * u) * S::pitch +
+		    512);
+
+		k[u] = fmaxf(1e-30f, 0x1p-30f * __uint_as_float(max(
+		    max(x.x, x.y), max(x.z, x.w))));
+	}
+}
+
+/* Tile t's, none below that. */
+template <class S>
+__device__ inline void
+raised_scales(float (&k)[2], const float (&least)[2], const Place &p,
+    uint32_t st, int t)
+{
+	tile_scales<S>(k, p, st, t);
+	k[0] = fmaxf(k[0], least[0]);
+	k[1] = fmaxf(k[1], least[1]);
+}
+
+/*
+ * The same where there are no registers for two sums. The sum over tile t is in
+ * units of the row's scale t: it is brought to those of tile t + 1 before that
+ * is added. A scale far below the row's largest, zero too, is raised to where
+ * that loses nothing.
+ */
+template <class S>
+__device__ inline void
+score(float (&s)[S::nh / 2], const Place &p, uint32_t st, uint32_t q)
 {
 	constexpr int B = S::qb, PER = 8 / B;	/* batches of a tile */
-	uint32_t r[2][4 * B], raw[2 * B];
-	float sc[2][4];
+	uint32_t r[2][4 * B], raw[2 * B], qd = desc128_base(q);
+	float least[2], now[2], next[2], k[2];
 
 #pragma unroll
-	for (int i = 0; i < B && !S::bf16; i++)
+	for (int i = 0; i < B; i++)
 		fetch8<S>(raw + 2 * i, st, p, 16 * i);
-
+	least_scales<S>(least, p, st);
+	raised_scales<S>(now, least, p, st, 0);
+	next_keys<S>(r[0], raw, st, p, 16 * B);
 #pragma unroll
-	for (int u = 0; u < 2 && !S::bf16; u++) {
-		uint32_t key = 16 * p.w + p.g + 8 * u, x[4];
-		float least;
-
-		lds<4>(x, st + key * S::pitch + 512);
-		least = 0x1p-30f * __uint_as_float(max(max(x[0], x[1]),
-		    max(x[2], x[3])));
-		least = fmaxf(least, 1e-30f);
+	for (int t = 0; t < 4; t++) {
+		if (t > 0) {
+			wg_pin(s);
+			scale_rows(s, k[0], k[1]);
+			wg_pin(s);
+		}
 #pragma unroll
-		for (int t = 0; t < 4; t++)
-			sc[u][t] = fmaxf(__uint_as_float(x[t]), least);
+		for (int b = 0; b < PER; b++) {
+			multiply<S, S::nh, false>(s, r[b % 2],
+			    qd + t * (2 * S::nh * 8), b * B, t + b > 0);
+			wg_wait<1>();
+			next_keys<S>(r[(b + 1) % 2], raw, st, p, 128 * t +
+			    16 * (b + 2) * B);
+			if (b > 0)	/* where there is time for it: */
+				continue;
+			/* t = 3: some number */
+			raised_scales<S>(next, least, p, st, t + 1);
+#pragma unroll
+			for (int u = 0; u < 2; u++) {
+				k[u] = __fdividef(now[u], next[u]);
+				now[u] = t < 3 ? next[u] : now[u];
+			}
+		}
+		wg_wait<0>();
 	}
 #pragma unroll
-	for (int b = 0; b < 36 / B; b++) {
-		uint32_t *x = r[b % 2];
-		bool rope = S::bf16 || b >= 4 * PER;
+	for (int b = 0; b < 4 / B; b++) {
+		rope_keys<S>(r[b % 2], st, p, b * B);
+		if (b == 0) {
+			wg_pin(s);
+			scale_rows(s, now[0], now[1]);
+			wg_pin(s);
+		}
+		multiply<S, S::nh, true>(s, r[b % 2], qd, 32 + b * B, true);
+		wg_wait<1>();
+	}
+	wg_wait<0>();
+	wg_pin(s);
+}
+
+/* The same of bf16 rows, against N heads. */
+template <class S, int N>
+__device__ inline void
+score_bf16(float (&s)[N / 2], const Place &p, uint32_t st, uint32_t q)
+{
+	constexpr int B = S::qb;
+	uint32_t r[2][4 * B], qd = desc128_base(q);
 
 #pragma unroll
-		for (int i = 0; i < B; i++) {
-			int k = b * B + i;	/* which 16 dimensions */
-
-			if (S::bf16)
-				keys16<S>(x + 4 * i, st, p, 32 * k);
-			else if (rope)
-				keys16<S>(x + 4 * i, st, p,
-				    528 + 32 * (k - 32));
-			else
-				keys8(x + 4 * i, raw + 2 * i);
-		}
+	for (int b = 0; b < 36 / B; b++) {
 #pragma unroll
 		for (int i = 0; i < B; i++)
-			if (!S::bf16 && b + 1 < 4 * PER)
-				fetch8<S>(raw + 2 * i, st, p,
-				    16 * ((b + 1) * B + i));
-		if (!S::bf16 && b > 0 && b % PER == 0 && b <= 4 * PER) {
-			int t = b / PER;	/* the tile that begins */
-
-			wg_wait<0>();
-			wg_pin(s);
-			scale_rows(s, t == 4 ? sc[0][3] :
-			    __fdividef(sc[0][t - 1], sc[0][t % 4]),
-			    t == 4 ? sc[1][3] :
-			    __fdividef(sc[1][t - 1], sc[1][t % 4]));
-			wg_pin(s);
-		}
-		wg_ready<4 * B>(x);
-		wg_fence();
-#pragma unroll
-		for (int i = 0; i < B; i++) {
-			int k = b * B + i;
-			uint64_t d = desc128(q + k / 4 * S::nh * 128 +
-			    k % 4 * 32);
-
-			if (rope)
-				Mma<N, true>::run(s, x + 4 * i, d, k > 0);
-			else
-				Mma<N, false>::run(s, x + 4 * i, d, k > 0);
-		}
-		wg_commit();
+			keys16<S>(r[b % 2] + 4 * i, st, p, 32 * (b * B + i));
+		multiply<S, N, true>(s, r[b % 2], qd, b * B, b > 0);
 		wg_wait<1>();
 	}
 	wg_wait<0>();
@@ -486,11 +556,11 @@ store_tab(const Place &p, uint32_t st, uint32_t tab, uint32_t cexp)
 }
 
 /* A score or a scale grew: agree on the new maximum of every head and on C,
- * rescale what was summed. x: the scores in log2 units. */
+ * rescale what was summed, or tell how. x: the scores in log2 units. */
 template <class S>
 __device__ inline void
 raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
-    const Place &p, uint32_t smem, uint32_t e, bool first)
+    const Place &p, uint32_t smem, uint32_t e, bool first, uint32_t told)
 {
 	uint32_t ms = smem + S::ms_off, ce = smem + S::ce_off;
 	float co = 1.0f;
@@ -525,10 +595,16 @@ raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
 		m[j] = unordered(lds32(ms + col_head(j, p.c) * 4));
 		k = old == m[j] ? 1.0f : ex2(old - m[j]);
 		a.l[j] *= k;
+		if constexpr (S::roles) {
+			if (p.wg + p.w + p.g == 0)
+				sts32(told + col_head(j, p.c) * 4,
+				    __float_as_uint(k * co));
+		} else {
 #pragma unroll
-		for (int i = 0; i < S::tiles && !first; i++) {
-			a.o[i][col_acc(j)] *= k * co;
-			a.o[i][col_acc(j) + 2] *= k * co;
+			for (int i = 0; i < S::tiles && !first; i++) {
+				a.o[i][col_acc(j)] *= k * co;
+				a.o[i][col_acc(j) + 2] *= k * co;
+			}
 		}
 	}
 }
@@ -536,15 +612,18 @@ raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
 /*
  * From the scores of a stage to p, in shared memory for all warpgroups. nk: its
  * keys, may be 0. The vote is also the point where all have read the last
- * round's p and scales.
+ * round's p and scales; with roles there are two places for them, of which
+ * `turn` is free.
  */
 template <class S>
 __device__ inline void
 softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
-    uint32_t st, uint32_t nk, bool first)
+    uint32_t st, uint32_t nk, bool first, uint32_t turn)
 {
 	bool in0 = 16 * p.w + p.g < nk, in1 = 16 * p.w + p.g + 8 < nk;
-	uint32_t tab = smem + S::tab_off + p.wg * 4 * KEYS * 2, e = 0;
+	uint32_t tab = smem + S::tab_off + turn * S::tab_turn +
+	    p.wg * 4 * KEYS * 2, e = 0;
+	uint32_t told = smem + S::told_off + turn * S::told_turn;
 	uint32_t y[S::nh / 4];
 	float m[S::nh / 4];
 	bool over = false;
@@ -564,8 +643,11 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 		e = scale_exp<S>(st, p.lane, nk);
 		over |= e > a.cexp;
 	}
-	if (first || bar_any(BAR_VOTE, S::work, over))
-		raise<S>(x, m, a, p, smem, e, first);
+	over = first || bar_any(BAR_VOTE, S::work, over);
+	if (over)
+		raise<S>(x, m, a, p, smem, e, first, told);
+	if (S::roles && p.wg + p.w + p.lane == 0)
+		sts64(told + S::nh * 4, over && !first, a.cexp);
 	if (!S::bf16 && nk > 0)
 		store_tab<S>(p, st, tab, a.cexp);
 #pragma unroll
@@ -585,9 +667,13 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 			y[j + u] = S::bf16 ? pack_bf16(z[2 * u], z[2 * u + 1])
 			    : pack_f16(z[2 * u], z[2 * u + 1]);
 	}
-	store_p<S>(y, p, smem + S::p_off + p.wg * S::nh * 128);
+	store_p<S>(y, p, smem + S::p_off + turn * S::p_turn +
+	    p.wg * S::nh * 128);
 	fence_async();
-	bar_sync(BAR_P, S::work);
+	if (S::roles)
+		bar_arrive(BAR_FULL + turn, S::computing);
+	else
+		bar_sync(BAR_P, S::work);
 }
 
 /* Where stage k of a round stands that begins at place s0. */
@@ -598,30 +684,17 @@ place(uint32_t s0, uint32_t k)
 	return s0 + k < S::stages ? s0 + k : s0 + k - S::stages;
 }
 
-/* The kth 16 keys of a round. */
+/* o += V^T p over 16 keys, in these tiles; pd: of p of the stage's. */
 template <class S>
 __device__ inline void
-fetch16(Raw<S> &v, const Place &p, uint32_t smem, uint32_t s0, uint32_t k)
+add16(Acc<S> &a, uint32_t *r, uint32_t pd, int k, int i0)
 {
-	uint32_t st = smem + S::stage_off + place<S>(s0, k / 4) * S::stage;
-
-	fetch_values<S>(v, st, p, k % 4 * 16,
-	    smem + S::tab_off + k / 4 * 4 * KEYS * 2);
-}
-
-/* o += V^T p over these keys. */
-template <class S>
-__device__ inline void
-add16(Acc<S> &a, uint32_t *r, uint32_t smem, uint32_t k)
-{
-	uint64_t d = desc128(smem + S::p_off + k / 4 * S::nh * 128 +
-	    k % 4 * 32);
-
-	wg_ready<4 * S::tiles>(r);
+	wg_ready<4 * S::together>(r);
 	wg_fence();
 #pragma unroll
-	for (int i = 0; i < S::tiles; i++)
-		Mma<S::nh, S::bf16>::run(a.o[i], r + 4 * i, d, 1);
+	for (int i = 0; i < S::together; i++)
+		Mma<S::nh, S::bf16>::run(a.o[i0 + i], r + 4 * i,
+		    desc128_at(pd, k * 32), 1);
 	wg_commit();
 }
 
@@ -644,49 +717,56 @@ release(const Team &team, uint32_t i, uint32_t empty)
 		cluster_mbar_arrive(cluster_map(empty, team.rank(i)));
 }
 
-/* The same over N times 16 keys, stage w of a round and on. A round that is not
- * the last gives its stages back. */
-template <class S, int N>
-__device__ inline void
-add_keys(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
-    uint32_t s0, uint32_t w, bool last)
-{
-	constexpr int D = S::depth;
-	uint32_t r[D][4 * S::tiles], empty = smem + S::bar_off + 64;
-	Raw<S> v;
-
-	fetch16<S>(v, p, smem, s0, 4 * w);
-	pin_o(a);
-#pragma unroll
-	for (int k = 0; k < N; k++) {
-		values<S>(r[k % D], v);
-		if (k + 1 < N)
-			fetch16<S>(v, p, smem, s0, 4 * w + k + 1);
-		add16<S>(a, r[k % D], smem, 4 * w + k);
-		wg_wait<D - 1>();
-		if (k % 4 == 3 && !last && p.lane < team.n)	/* all read */
-			release(team, p.lane, empty +
-			    place<S>(s0, w + k / 4) * 8);
-	}
-	wg_wait<0>();
-	pin_o(a);
-}
-
-/* The same over the n keys that are left, all of the round at most. */
+/* The same over the n keys of a round that begins at place s0; p and scales are
+ * where `turn` says. A round that is not the last gives its stages back. */
 template <class S>
 __device__ inline void
 accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
-    uint32_t s0, uint32_t n)
+    uint32_t s0, uint32_t n, bool last, uint32_t turn)
 {
-	if (n >= S::wgs * KEYS) {
-		add_keys<S, S::wgs * 4>(a, p, team, smem, s0, 0, false);
-		return;
+	uint32_t st = smem + S::stage_off + s0 * S::stage;
+	uint32_t tab = smem + S::tab_off + turn * S::tab_turn;
+	uint32_t pd = desc128_base(smem + S::p_off + turn * S::p_turn);
+	constexpr int PER = S::tiles / S::together;	/* parts of a step */
+	uint32_t empty = smem + S::bar_off + 64, r[2][4 * S::together];
+	Raw<S> v;
+
+	fetch_values<S>(v, st, p, 0, tab);
+	values<S>(r[0], v, 0);
+	if (PER == 1)
+		fetch_values<S>(v, st, p, 16, tab);
+	pin_o(a);
+#pragma unroll 1
+	for (uint32_t w = 0; w * KEYS < n; w++) {
+		bool half = filled(n - w * KEYS) < KEYS;
+		bool more = (w + 1) * KEYS < n;
+
+#pragma unroll
+		for (int i = 0; i < 4 * PER; i++) {
+			int next = (i + 1) % PER, k = i / PER;
+
+			add16<S>(a, r[i % 2], pd, k, i % PER * S::together);
+			wg_wait<1>();
+			if (next == 0 && ((k == 1 && half) ||
+			    (k == 3 && !more)))
+				break;
+			values<S>(r[(i + 1) % 2], v, next * S::together);
+			if (i == 4 * PER - 2) {	/* all of the stage is read */
+				if (!last && p.lane < team.n)
+					release(team, p.lane, empty +
+					    place<S>(s0, w) * 8);
+				st = smem + S::stage_off +
+				    place<S>(s0, w + 1) * S::stage;
+				tab += 4 * KEYS * 2;
+			}
+			if (next == PER - 1 && (i < 4 * PER - 2 || more))
+				fetch_values<S>(v, st, p, 16 * (((i + 1) / PER +
+				    1) % 4), tab);
+		}
+		wg_wait<0>();
+		pd += S::nh * 128 / 16;
 	}
-	for (uint32_t w = 0; w * KEYS < n; w++)
-		if (filled(n - w * KEYS) == KEYS)
-			add_keys<S, 4>(a, p, team, smem, s0, w, true);
-		else
-			add_keys<S, 2>(a, p, team, smem, s0, w, true);
+	pin_o(a);
 }
 
 /* All rounds. n: keys of the block. */
@@ -704,19 +784,23 @@ attend(Acc<S> &a, const Place &p, const Team &team, uint32_t smem, uint32_t n)
 		if (i < n) {
 			nk = min(KEYS, n - i);
 			mbar_wait(full + s * 8, turn ^ (s < s0));
-			if constexpr (!S::bf16 && S::nh <= 32)
+			if constexpr (S::bf16)
+				score_bf16<S, S::nh>(x, p, st, smem +
+				    S::q_off);
+			else if constexpr (S::nh <= 16)
 				score_tiles<S>(x, p, st, smem + S::q_off);
 			else
-				score<S, S::nh>(x, p, st, smem + S::q_off);
+				score<S>(x, p, st, smem + S::q_off);
 		}
-		softmax<S>(x, a, p, smem, st, nk, i0 == 0);
+		softmax<S>(x, a, p, smem, st, nk, i0 == 0, 0);
 #pragma unroll
 		for (uint32_t w = 0; w < S::wgs; w++)
 			if (i0 + w * KEYS < n) {
 				s = place<S>(s0, w);
 				mbar_wait(full + s * 8, turn ^ (s < s0));
 			}
-		accumulate<S>(a, p, team, smem, s0, n - i0);
+		accumulate<S>(a, p, team, smem, s0, min(n - i0, S::wgs * KEYS),
+		    n - i0 < S::wgs * KEYS, 0);
 		s = place<S>(s0, S::wgs);
 		turn ^= s <= s0;
 		s0 = s;

@@ -33,33 +33,47 @@ struct Args {
 	bool out_f32, arrive;
 };
 
-/* BF16: rows are bf16, else packed fp8. NH heads, W computing warpgroups. */
+/* BF16: rows are bf16, else packed fp8. NH heads, W warpgroups that sum. */
 template <bool BF16, int NH, int W>
 struct Shape {
 	static constexpr bool bf16 = BF16;
 	static constexpr int nh = NH, wgs = W;
-	static constexpr int work = W * 128;	/* computing threads */
-	static constexpr int threads = work + 128;
-	/* Registers of a computing and of a gathering thread; a block starts
-	 * with the same for all, and would wait for ever for more in sum. */
-	static constexpr int regs = W == 2 ? 240 : 112;
+	static constexpr int work = W * 128;	/* threads that sum */
+	/* W more score, a round ahead of the sums: attend_roles.cuh. */
+	static constexpr bool roles = !BF16 && NH == 32;
+	static constexpr int computing = work * (roles ? 2 : 1);
+	static constexpr int threads = computing + 128;
+	/* Registers of a summing and of a gathering thread; a block starts with
+	 * the same for all, which one that only scores keeps, and would wait
+	 * for ever for more in sum. */
+	static constexpr int at_first = 65536 / threads & ~7;
+	static constexpr int regs = roles ? 128 : W == 2 ? 240 : 112;
 	static constexpr int spare = 24;
-	static_assert(work * regs + 128 * spare <=
-	    (65536 / threads & ~7) * threads, "registers of a block");
+	static_assert(work * regs + (computing - work) * at_first +
+	    128 * spare <= at_first * threads, "registers of a block");
 	static constexpr int row = BF16 ? 1152 : 656;
 	/* 4 banks from row to row, whatever the format: no conflicts. */
 	static constexpr int pitch = BF16 ? 1168 : 656;
 	static constexpr int stage = KEYS * pitch;
 	/* Scores: steps of 16 dimensions per batch of products. */
-	static constexpr int qb = NH == 64 ? 2 : 4;
+	static constexpr int qb = !BF16 && NH >= 16 ? 2 : 4;
 	static constexpr int tiles = 8 / W;	/* of 64 output dimensions */
-	static constexpr int depth = 2;	/* value operands in flight */
+	/* Value operands of so many tiles at a time, two in flight. */
+	static constexpr int together = roles ? tiles / 2 : tiles;
 
 	static constexpr int q_bytes = 9 * NH * 128;
 	/* See attend_wide.cuh. */
 	static constexpr bool wide = BF16 && NH == 64;
-	static constexpr int p_bytes = (wide ? 1 : W) * NH * 128;
-	static constexpr int tab_bytes = BF16 ? 0 : W * 4 * KEYS * 2;
+	/* p and scales of a round; roles: of two in turn, and what else the
+	 * scores' side tells: a factor for each head, whether o is to be
+	 * multiplied by it, and C. */
+	static constexpr int turns = roles ? 2 : 1;
+	static constexpr int p_turn = (wide ? 1 : W) * NH * 128;
+	static constexpr int p_bytes = turns * p_turn;
+	static constexpr int tab_turn = BF16 ? 0 : W * 4 * KEYS * 2;
+	static constexpr int tab_bytes = turns * tab_turn;
+	static constexpr int told_turn = roles ? NH * 4 + 16 : 0;
+	static constexpr int told_bytes = turns * told_turn;
 	/* 64 heads would leave no room for the exchange: never split. */
 	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
 	static constexpr int ml_bytes = splits == 1 ? 0 : splits * NH * 8;
@@ -69,7 +83,8 @@ struct Shape {
 	static constexpr int rrow = (W * 4 + 4) * 4;
 	static constexpr int red_bytes = wide ? 0 : NH * rrow;
 	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
-	    ml_bytes + ms_bytes + fs_bytes + red_bytes + 32 + 18 * 8;
+	    ml_bytes + ms_bytes + fs_bytes + red_bytes + told_bytes + 32 +
+	    18 * 8;
 	static constexpr int fit = (SMEM_MAX - fixed) / stage;
 	static constexpr int stages = fit > 8 ? 8 : fit;
 
@@ -81,7 +96,8 @@ struct Shape {
 	static constexpr int ms_off = ml_off + ml_bytes;
 	static constexpr int fs_off = ms_off + ms_bytes;
 	static constexpr int red_off = fs_off + fs_bytes;
-	static constexpr int ce_off = red_off + red_bytes;
+	static constexpr int told_off = red_off + red_bytes;
+	static constexpr int ce_off = told_off + told_bytes;
 	static constexpr int bar_off = ce_off + 32;
 	static constexpr int ml_bar = bar_off + 16 * 8, o_bar = ml_bar + 8;
 	static constexpr int bytes = bar_off + 18 * 8;

@@ -153,14 +153,11 @@ attend_wide(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 		float x[HALF / 2];
 
 		mbar_wait(smem + S::bar_off + s * 8, turn);
-		score<S, HALF>(x, p, st, smem + S::q_off + p.wg * HALF * 128);
+		score_bf16<S, HALF>(x, p, st, smem + S::q_off +
+		    p.wg * HALF * 128);
 		softmax_wide<S>(x, l, a, p, smem, min(left, KEYS), i0 == 0);
-		if (left >= KEYS)
-			add_keys<S, 4>(a, p, team, smem, s, 0, false);
-		else if (filled(left) == KEYS)
-			add_keys<S, 4>(a, p, team, smem, s, 0, true);
-		else
-			add_keys<S, 2>(a, p, team, smem, s, 0, true);
+		accumulate<S>(a, p, team, smem, s, min(left, KEYS),
+		    left < KEYS, 0);
 		if (++s == S::stages) {
 			s = 0;
 			turn ^= 1;

@@ -92,7 +92,7 @@ uint32_t dcpg_attend_arrivals(const struct dcpg_attend *);
 
 struct dcpg_attend_shape {
 	uint32_t heads;		/* of one block */
-	uint32_t groups;	/* its computing warpgroups */
+	uint32_t groups;	/* its warpgroups that sum */
 	uint32_t splits;	/* at most */
 	int fit[DCPG_MAX_SPLITS + 1];	/* [n]: clusters of n blocks (splits *
 				   team) that run at once on this device */

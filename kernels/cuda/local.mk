@@ -3,9 +3,9 @@
 EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
 	kernels/cuda/attend.cuh kernels/cuda/attend_gather.cuh \
-	kernels/cuda/attend_wide.cuh kernels/cuda/bins.cuh \
-	kernels/cuda/peer.cuh kernels/cuda/merge.cuh kernels/cuda/codes.cuh \
-	kernels/cuda/select.cuh kernels/cuda/offers.cuh \
+	kernels/cuda/attend_wide.cuh kernels/cuda/attend_roles.cuh \
+	kernels/cuda/bins.cuh kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
+	kernels/cuda/codes.cuh kernels/cuda/select.cuh kernels/cuda/offers.cuh \
 	kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
 	kernels/cuda/build.sh \
 	tests/gpu/gpu_test.h tests/gpu/peers.h tests/gpu/kernel_test.cu \
@@ -50,8 +50,9 @@ $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
 	kernels/cuda/attend_gather.cuh kernels/cuda/attend_wide.cuh \
-	kernels/cuda/bins.cuh kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
-	kernels/cuda/codes.cuh kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
+	kernels/cuda/attend_roles.cuh kernels/cuda/bins.cuh \
+	kernels/cuda/peer.cuh kernels/cuda/merge.cuh kernels/cuda/codes.cuh \
+	kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
 	kernels/cuda/select.cuh kernels/cuda/offers.cuh
 
 # The loader shares the CPU's dequantisation.

@@ -169,7 +169,14 @@ bar_sync(uint32_t id, uint32_t n)
 	asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(n) : "memory");
 }
 
-/* The same, and true for all if any thread says true. */
+/* One of the n threads, which does not wait. */
+__device__ inline void
+bar_arrive(uint32_t id, uint32_t n)
+{
+	asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(n) : "memory");
+}
+
+/* bar_sync, and true for all if any thread says true. */
 __device__ inline bool
 bar_any(uint32_t id, uint32_t n, bool mine)
 {
@@ -392,6 +399,25 @@ desc128(uint32_t a)
 {
 	return (uint64_t)((a & 0x3ffff) >> 4) | (uint64_t)1 << 16 |
 	    (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same of many places from a on: what depends on a, made once, then `bytes`
+ * further by one addition. Made anew each time, four instructions wait for each
+ * other before every product. */
+__device__ inline uint32_t
+desc128_base(uint32_t a)
+{
+	return (a & 0x3ffff) >> 4 | 1 << 16;
+}
+
+__device__ inline uint64_t
+desc128_at(uint32_t base, uint32_t bytes)
+{
+	uint64_t d;
+
+	asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(base + bytes / 16),
+	    "n"(1024 >> 4 | 1 << 30));
+	return d;
 }
 
 __device__ inline void
@@ -634,6 +660,20 @@ e4m3x2_f16x2(uint32_t v)
 	uint32_t r;
 
 	asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)v));
+	return r;
+}
+
+/* The high 16 bits of v, without a shift. */
+__device__ inline uint32_t
+e4m3x2_f16x2_hi(uint32_t v)
+{
+	uint32_t r;
+
+	asm("{\n"
+	    ".reg .b16 lo, hi;\n"
+	    "mov.b32 {lo, hi}, %1;\n"
+	    "cvt.rn.f16x2.e4m3x2 %0, hi;\n"
+	    "}\n" : "=r"(r) : "r"(v));
 	return r;
 }
 
