@@ -1,6 +1,7 @@
 /*
- * Partial attention outputs of several ranks, made one by their LSE. value.cu
- * and attend_op.cu have kernels around it.
+ * Partial attention outputs of several ranks, made one by their LSE, for
+ * attend_op.cu. value.cu, whose few rows are all under way at once, merges by
+ * itself.
  */
 #ifndef DCPG_MERGE_CUH
 #define DCPG_MERGE_CUH

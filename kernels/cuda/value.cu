@@ -4,17 +4,16 @@
  * kernel for the few rows of decode, where either part is latency. dcpg.h has
  * the formula.
  *
- * A block owns one head and 64 of its values. It brings its weights (64 KB) to
- * shared memory while the kernel before it still runs and while it waits for
- * its peers. Then it works on 16 or 32 rows at a time: their partials are on
- * their way all at once, across the link where attention has not sent them, are
- * merged into the operand of the product, and multiplied (mma m16n8k16, a warp 8
- * values). Bytes that must move: the weights once, a row's partials of a head
- * once for each 64 values.
- *
- * Codes have a scale for 128 values: two blocks, then a cluster, tell each
- * other their maxima.
+ * A block owns 128 values of a head and 8, 16 or 32 rows. Its weights (128 KB)
+ * come to shared memory by tensor copies while the kernel before it still runs
+ * and while it waits for its peers. Then its rows' partials, across the link
+ * where attention has not sent them, are merged in registers, put into shared
+ * memory, 1 KB a row, and multiplied: values are the long side of the warpgroup
+ * product, a warpgroup has 64. Bytes that must move: the weights once for each
+ * N rows, a row's partials of a head once for each 128 values.
  */
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <errno.h>
@@ -22,6 +21,7 @@
 
 #include "kernels/cuda/codes.cuh"
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -30,272 +30,452 @@ namespace {
 
 typedef __nv_bfloat16 bf16;
 
-constexpr uint32_t C = DCPG_LATENT, N = 64, TILE = 16, THREADS = 256;
-constexpr uint32_t LD = C + 8;	/* elements: rows fall on other banks */
-constexpr uint32_t MOST = 2;	/* tiles of rows at a time */
+constexpr uint32_t C = DCPG_LATENT, VALUES = 128, THREADS = 256;
+constexpr uint32_t BOX = VALUES * 128;	/* bytes of one tensor copy */
+constexpr uint32_t WEIGHTS = C / 64 * BOX;
+constexpr uint32_t SMS = 132;
+constexpr uint32_t AT_ONCE = 16;	/* pieces of partials, 16 bytes, that a
+					   thread has under way */
+constexpr uint32_t MOST_E = 8;		/* ranks at a time */
+constexpr uint32_t PITCH = VALUES * 2 + 16;	/* bytes: rows fall on other
+						   banks */
 
-constexpr uint32_t PARTS = 64;	/* rows of partials kept, of all ranks */
-static_assert(PARTS >= DCPK_MAX_RANKS, "one row of each");
+/*
+ * Shared memory: weights, for each 64 latent values [VALUES][128 bytes]; the
+ * merged rows in the same way, [N][128 bytes] (desc128); the values, [N][PITCH];
+ * a barrier.
+ */
+template <uint32_t N>
+constexpr uint32_t SHARED = 1024 + WEIGHTS + N * C * 2 + N * PITCH + 16;
 
-struct Shared {
-	bf16 w[N * LD];
-	float lse[PARTS], weight[PARTS];
-	/* codes: of |y|, by the cluster's block and warp, of every second
-	 * tile */
-	float top[2][2][THREADS / 32][TILE];
-	alignas(16) bf16 o[];	/* [rows][LD]; behind it [ranks][rows][C] */
+/* What a block works on. */
+struct Place {
+	uint32_t head, r0, rows;	/* rows: that there are, from r0 on */
+	uint32_t lane, warp;
+	uint32_t row, c;	/* of 8 rows, of 4 times 16 bytes: this lane's */
+	uint32_t w, o, y, bar;	/* shared memory */
 };
 
-/* A tile that is filled in several rounds stands alone. */
-__host__ __device__ inline uint32_t
-tiles_of(uint32_t rows, uint32_t ranks)
-{
-	return rows > TILE && ranks <= PARTS / TILE / MOST ? MOST : 1;
-}
+/* --- weights ------------------------------------------------------------- */
 
-constexpr size_t MOST_SHARED = sizeof(Shared) + (MOST * TILE * LD + PARTS * C) *
-    sizeof(bf16);
-
-__host__ inline size_t
-shared_size(uint32_t rows, uint32_t ranks)
-{
-	uint32_t parts = ranks > 1 ? min(rows, PARTS / ranks) * ranks : 0;
-
-	return sizeof(Shared) + (tiles_of(rows, ranks) * TILE * LD +
-	    parts * C) * sizeof(bf16);
-}
-
-/* The weights of the ranks' partials in the sums of n rows; 0: not to be read
- * as numbers. */
+/* A box from (latent value, value) on. */
 __device__ inline void
-weigh(const struct dcpg_value &g, Shared &s, uint32_t r0, uint32_t n)
+load_box(uint32_t dst, const CUtensorMap *map, uint32_t c, uint32_t v,
+    uint32_t bar)
 {
-	uint32_t t = threadIdx.x, all = n * g.ranks;
-	float l = -INFINITY, top = -INFINITY, den = 0;
-
-	if (t < all) {
-		l = g.lse[t / n][(size_t)(r0 + t % n) * g.row_heads +
-		    blockIdx.x];
-		if (!(l < INFINITY))
-			l = -INFINITY;
-		s.lse[t] = l;
-	}
-	__syncthreads();
-	if (t >= all)
-		return;
-	for (uint32_t i = t % n; i < all; i += n)
-		top = fmaxf(top, s.lse[i]);
-	for (uint32_t i = t % n; i < all && top > -INFINITY; i += n)
-		den += __expf(s.lse[i] - top);
-	s.weight[t] = l > -INFINITY ? __expf(l - top) / den : 0;
+	asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier"
+	    "::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" :: "r"(dst),
+	    "l"(map), "r"(c), "r"(v), "r"(bar) : "memory");
 }
 
-/* Eight latent values of one of n rows, of all ranks together, whose partials
- * are `step` elements apart. */
-__device__ inline uint4
-merged(const Shared &s, const bf16 *part, uint32_t ranks, uint32_t step,
-    uint32_t n, uint32_t row)
-{
-	float v[8] = {};
-	uint4 out;
-	bf16 *y = (bf16 *)&out;
-
-	for (uint32_t e = 0; e < ranks; e++) {
-		float w = s.weight[e * n + row];
-		uint4 x = *(const uint4 *)(part + e * step);
-		const bf16 *p = (const bf16 *)&x;
-
-		if (w == 0)
-			continue;
-		for (uint32_t d = 0; d < 8; d++)
-			v[d] += w * __bfloat162float(p[d]);
-	}
-	for (uint32_t d = 0; d < 8; d++)
-		y[d] = __float2bfloat16(v[d]);
-	return out;
-}
-
-/* n rows of this head, from r0 on, come to `to` as what is multiplied. */
+/* By one thread. Of the last block of a head whose values are no multiple of
+ * 128 half is the next head's. */
 __device__ inline void
-bring(const struct dcpg_value &g, Shared &s, uint32_t r0, uint32_t n,
-    bf16 *to, bf16 *part)
+bring_weights(const struct dcpg_value &g, const CUtensorMap *map,
+    const Place &p)
 {
-	constexpr uint32_t P = C / 8;	/* pieces of a row */
-	uint32_t t = threadIdx.x, ld = g.ranks > 1 ? C : LD;
+	uint32_t v = p.head * g.values + blockIdx.y * VALUES;
 
-	if (g.ranks == 1)
-		part = to;
-	for (uint32_t e = 0; e < g.ranks; e++) {
-		const bf16 *from = (const bf16 *)g.part[e] + ((size_t)r0 *
-		    g.row_heads + blockIdx.x) * C + t % P * 8;
-
-#pragma unroll 4
-		for (uint32_t row = t / P; row < n; row += THREADS / P)
-			copy16(smem_addr(part + (e * n + row) * ld +
-			    t % P * 8), from + (size_t)row * g.row_heads * C);
-	}
-	if (g.ranks > 1)
-		weigh(g, s, r0, n);
-	asm volatile("cp.async.wait_all;" ::: "memory");
-	__syncthreads();
-	if (g.ranks == 1)
-		return;
-	for (uint32_t row = t / P; row < n; row += THREADS / P)
-		*(uint4 *)(to + row * LD + t % P * 8) = merged(s, part +
-		    row * C + t % P * 8, g.ranks, n * C, n, row);
-	__syncthreads();
-}
-
-/* The product of one or two tiles of rows: this warp's 8 values, by k in two
- * sums. */
-template <uint32_t TILES>
-__device__ inline void
-product(const Shared &s, float (&d)[MOST][4])
-{
-	uint32_t lane = threadIdx.x % 32, n0 = threadIdx.x / 32 * 8;
-	uint32_t a = smem_addr(s.o + lane % 16 * LD + lane / 16 * 8);
-	uint32_t b = smem_addr(s.w + (n0 + lane % 8) * LD + lane / 8 * 8);
-	float odd[TILES][4] = {};
-
-#pragma unroll 4
-	for (uint32_t k = 0; k < C; k += 32) {
-		uint32_t b0, b1, b2, b3;
-
-		ldmatrix4(b + k * 2, b0, b1, b2, b3);
+	mbar_init(p.bar, 1);
+	fence_async();
+	mbar_publish();
+	mbar_expect(p.bar, WEIGHTS);
 #pragma unroll
-		for (uint32_t i = 0; i < TILES; i++) {
-			uint32_t at = a + (i * TILE * LD + k) * 2;
-			uint32_t a0, a1, a2, a3;
+	for (uint32_t i = 0; i < C / 64; i++)
+		load_box(p.w + i * BOX, map, i * 64, v, p.bar);
+}
 
-			ldmatrix4(at, a0, a1, a2, a3);
-			mma(d[i], a0, a1, a2, a3, b0, b1);
-			ldmatrix4(at + 32, a0, a1, a2, a3);
-			mma(odd[i], a0, a1, a2, a3, b2, b3);
+/* --- merging ------------------------------------------------------------- */
+
+/* A partial, past the L1: it came while this kernel ran. Or zeros. */
+__device__ inline uint4
+load_part(const void *p, bool there)
+{
+	uint4 v = make_uint4(0, 0, 0, 0);
+
+	asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+	    "@p ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n" :
+	    "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p),
+	    "r"((uint32_t)there) : "memory");
+	return v;
+}
+
+/* Of ranks e0 .. e0 + E, G pieces of this thread from the i0th on. */
+template <uint32_t E, uint32_t G>
+__device__ inline void
+load_parts(const struct dcpg_value &g, const Place &p, uint32_t e0,
+    uint32_t i0, uint4 (&x)[G][E])
+{
+	size_t step = (size_t)8 * g.row_heads * C, at = ((size_t)(p.r0 +
+	    p.row) * g.row_heads + p.head) * C + p.warp * 64 + p.c * 8;
+
+#pragma unroll
+	for (uint32_t e = 0; e < E; e++) {
+		const bf16 *from = (const bf16 *)g.part[e0 + e] + at + i0 / 2 *
+		    step;
+
+#pragma unroll
+		for (uint32_t j = 0; j < G; j += 2, from += step) {
+			bool there = (i0 + j) / 2 * 8 + p.row < p.rows &&
+			    e0 + e < g.ranks;
+
+			x[j][e] = load_part(from, there);
+			x[j + 1][e] = load_part(from + 32, there);
 		}
 	}
-	for (uint32_t i = 0; i < TILES; i++)
-		for (uint32_t j = 0; j < 4; j++)
-			d[i][j] += odd[i][j];
 }
 
-/* The largest of four neighbouring lanes. */
-__device__ inline float
-quad_max(float v)
-{
-	v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
-	return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
-}
-
-/* This thread's values as codes: two of row r0 + lane / 4, two of the row eight
- * further. What fills up the rows is 0 here. */
+/* The LSE of R rows of those ranks; NaN and +inf are empty, too. */
+template <uint32_t E, uint32_t R>
 __device__ inline void
-codes(const struct dcpg_value &g, Shared &s, uint32_t r0, uint32_t at,
-    const __nv_bfloat162 *v)
+load_lse(const struct dcpg_value &g, const Place &p, uint32_t e0, uint32_t i0,
+    float (&l)[R][E])
 {
-	uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	uint32_t half = blockIdx.y % 2, turn = r0 / TILE % 2;
-	uint32_t m4 = dcpg_rows4(g.rows), k = g.heads * g.values;
+#pragma unroll
+	for (uint32_t e = 0; e < E; e++)
+#pragma unroll
+		for (uint32_t r = 0; r < R; r++) {
+			uint32_t row = (i0 / 2 + r) * 8 + p.row;
 
-	for (uint32_t i = 0; i < 2; i++) {
-		float2 f = __bfloat1622float2(v[i]);
-		float top = quad_max(fmaxf(fabsf(f.x), fabsf(f.y)));
+			l[r][e] = -INFINITY;
+			if (row < p.rows && e0 + e < g.ranks)
+				l[r][e] = __ldcg(g.lse[e0 + e] + (size_t)(p.r0 +
+				    row) * g.row_heads + p.head);
+			if (!(l[r][e] < INFINITY))
+				l[r][e] = -INFINITY;
+		}
+}
 
-		if (lane % 4 < 2)	/* one lane for each block */
-			cluster_st32(cluster_map(smem_addr(&s.top[turn][half]
-			    [warp][lane / 4 + i * 8]), lane % 4), top);
+/* The largest LSE so far. */
+template <uint32_t E, uint32_t R>
+__device__ inline void
+largest(const float (&l)[R][E], float (&top)[R])
+{
+#pragma unroll
+	for (uint32_t i = 0; i < R * E; i++)
+		top[i / E] = fmaxf(top[i / E], l[i / E][i % E]);
+}
+
+/* What the ranks' weights add up to. */
+template <uint32_t E, uint32_t R>
+__device__ inline void
+add_up(const float (&l)[R][E], const float (&top)[R], float (&den)[R])
+{
+#pragma unroll
+	for (uint32_t i = 0; i < R * E; i++)
+		if (l[i / E][i % E] > -INFINITY)
+			den[i / E] += __expf(l[i / E][i % E] - top[i / E]);
+}
+
+/* Of more than E ranks: all are read twice before they are merged. */
+template <uint32_t E, uint32_t R>
+__device__ inline void
+normalise(const struct dcpg_value &g, const Place &p, uint32_t i0,
+    float (&top)[R], float (&den)[R])
+{
+	float l[R][E];
+
+#pragma unroll 1
+	for (uint32_t e = 0; e < g.ranks; e += E) {
+		load_lse<E, R>(g, p, e, i0, l);
+		largest<E, R>(l, top);
 	}
-	cluster_sync();
-	for (uint32_t i = 0; i < 2; i++) {
-		uint32_t row = lane / 4 + i * 8, c = lane % 4 * 4;
-		float2 f = __bfloat1622float2(v[i]);
-		float top = 0, scale;
+#pragma unroll 1
+	for (uint32_t e = 0; e < g.ranks; e += E) {
+		load_lse<E, R>(g, p, e, i0, l);
+		add_up<E, R>(l, top, den);
+	}
+}
 
-		for (uint32_t e = c; e < c + 4; e++)
-			top = fmaxf(top, s.top[turn][e / 8][e % 8][row]);
-		scale = code_scale(quad_max(top), g.y8.pow2);
-		row += r0;
+/* v += w x, where w = 0 forgets whatever x is. */
+__device__ inline void
+add(float (&v)[8], uint4 x, float w)
+{
+	uint32_t u[4] = { x.x, x.y, x.z, x.w };
+	uint32_t hi = w == 0 ? 0 : 0xffff0000, lo = w == 0 ? 0x4444 : 0x1044;
+
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++) {
+		v[2 * i] += w * __uint_as_float(__byte_perm(u[i], 0, lo));
+		v[2 * i + 1] += w * __uint_as_float(u[i] & hi);
+	}
+}
+
+/* The rows of this head become what is multiplied: a warp has 64 latent values
+ * of all, a lane 16 bytes of each 32 of them. */
+template <uint32_t N, uint32_t E>
+__device__ inline void
+merge(const struct dcpg_value &g, const Place &p)
+{
+	constexpr uint32_t ALL = N / 4;		/* pieces of a thread */
+	constexpr uint32_t G = ALL * E < AT_ONCE ? ALL : AT_ONCE / E;
+	constexpr uint32_t R = G / 2;		/* their rows */
+
+#pragma unroll
+	for (uint32_t i0 = 0; i0 < ALL; i0 += G) {
+		float v[G][8] = {}, top[R], den[R] = {}, l[R][E];
+		uint32_t e0 = 0;
+		uint4 x[G][E];
+
+#pragma unroll
+		for (uint32_t r = 0; r < R; r++)
+			top[r] = -INFINITY;
+		do {
+			load_parts<E, G>(g, p, e0, i0, x);
+			if (E > 1)
+				load_lse<E, R>(g, p, e0, i0, l);
+			if (E == MOST_E && g.ranks > E && e0 == 0) {
+				normalise<E, R>(g, p, i0, top, den);
+			} else if (E > 1 && e0 == 0) {
+				largest<E, R>(l, top);
+				add_up<E, R>(l, top, den);
+			}
+#pragma unroll
+			for (uint32_t j = 0; E > 1 && j < R * E; j++) {
+				uint32_t r = j / E, e = j % E;
+				float k = l[r][e] > -INFINITY ? __fdividef(
+				    __expf(l[r][e] - top[r]), den[r]) : 0;
+
+				add(v[2 * r], x[2 * r][e], k);
+				add(v[2 * r + 1], x[2 * r + 1][e], k);
+			}
+			e0 += E;
+		} while (E == MOST_E && e0 < g.ranks);
+#pragma unroll
+		for (uint32_t j = 0; j < G; j++) {
+			uint32_t i = i0 + j, row = i / 2 * 8 + p.row;
+
+			if (E > 1)
+				x[j][0] = make_uint4(pack_bf16(v[j][0],
+				    v[j][1]), pack_bf16(v[j][2], v[j][3]),
+				    pack_bf16(v[j][4], v[j][5]),
+				    pack_bf16(v[j][6], v[j][7]));
+			sts128(p.o + p.warp * N * 128 + row * 128 +
+			    ((i % 2 * 4 + p.c ^ p.row) << 4), x[j][0]);
+		}
+	}
+}
+
+/* --- values -------------------------------------------------------------- */
+
+/* d[64][N] += a[64][16] * b[N][16]^T, both in shared memory. */
+template <uint32_t N> struct Step;
+
+#define REGS4 "%0, %1, %2, %3"
+#define REGS8 REGS4 ", %4, %5, %6, %7"
+#define REGS16 REGS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define ACC8(i) ACC4(i), ACC4(i + 4)
+#define ACC16(i) ACC8(i), ACC8(i + 8)
+
+#define STEP(N, ACC, R, a, b)						\
+template <> struct Step<N> {						\
+	static __device__ inline void					\
+	run(float (&d)[N / 2], uint64_t w, uint64_t o)			\
+	{								\
+		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"	\
+		    "wgmma.mma_async.sync.aligned.m64n" #N		\
+		    "k16.f32.bf16.bf16 {" R "}, " a ", " b		\
+		    ", p, 1, 1, 0, 0;\n}\n" : ACC : "l"(w), "l"(o));	\
+	}								\
+};
+STEP(8, ACC4(0), REGS4, "%4", "%5")
+STEP(16, ACC8(0), REGS8, "%8", "%9")
+STEP(32, ACC16(0), REGS16, "%16", "%17")
+#undef STEP
+
+/* d[values][rows], 64 of this warpgroup. */
+template <uint32_t N>
+__device__ inline void
+product(const Place &p, float (&d)[N / 2])
+{
+	uint64_t w = desc128(p.w + p.warp / 4 * BOX / 2), o = desc128(p.o);
+
+	wg_pin(d);
+	wg_fence();
+#pragma unroll
+	for (uint32_t i = 0; i < C / 16; i++)
+		Step<N>::run(d, w + (i / 4 * BOX + i % 4 * 32) / 16,
+		    o + (i / 4 * N * 128 + i % 4 * 32) / 16);
+	wg_commit();
+	wg_wait<0>();
+	wg_pin(d);
+}
+
+/* .. into shared memory as bf16, [rows][values]. */
+template <uint32_t N>
+__device__ inline void
+turn(const Place &p, const float (&d)[N / 2])
+{
+	uint32_t at = p.y + (p.lane % 8 + p.lane / 16 * 8) * PITCH +
+	    (p.warp * 16 + p.lane / 8 % 2 * 8) * 2;
+
+	if constexpr (N == 8) {
+		stmatrix2_t(at, pack_bf16(d[0], d[1]), pack_bf16(d[2], d[3]));
+	} else {
+#pragma unroll
+		for (uint32_t j = 0; j < N / 2; j += 8)
+			stmatrix4_t(at + j * 2 * PITCH, pack_bf16(d[j],
+			    d[j + 1]), pack_bf16(d[j + 2], d[j + 3]),
+			    pack_bf16(d[j + 4], d[j + 5]),
+			    pack_bf16(d[j + 6], d[j + 7]));
+	}
+}
+
+/* The largest of 16 neighbouring lanes. */
+__device__ inline float
+max16(float v)
+{
+#pragma unroll
+	for (uint32_t i = 1; i < 16; i *= 2)
+		v = fmaxf(v, __shfl_xor_sync(~0u, v, i));
+	return v;
+}
+
+/* Values eight at a time to memory, and their codes: 16 lanes have a row. What
+ * fills up the rows is 0 here. */
+template <uint32_t N>
+__device__ inline void
+write(const struct dcpg_value &g, const Place &p)
+{
+	uint32_t c = threadIdx.x % 16, n = blockIdx.y * VALUES + c * 8;
+	uint32_t m4 = dcpg_rows4(g.rows);
+	size_t k = (size_t)g.heads * g.values, at = p.head * g.values + n;
+
+#pragma unroll
+	for (uint32_t r = threadIdx.x / 16; r < N; r += THREADS / 16) {
+		uint4 x = lds128(p.y + r * PITCH + c * 16);
+		uint32_t row = p.r0 + r, u[4] = { x.x, x.y, x.z, x.w };
+		uint2 z = make_uint2(0, 0);
+		float f[8], top = 0, s;
+
+		if (r < p.rows && n < g.values)
+			*(uint4 *)((bf16 *)g.y + row * k + at) = x;
+		if (g.y8.code == NULL)
+			continue;
+#pragma unroll
+		for (uint32_t i = 0; i < 8; i++) {
+			f[i] = i % 2 ? bf16_hi(u[i / 2]) : bf16_lo(u[i / 2]);
+			top = fmaxf(top, fabsf(f[i]));
+		}
+		top = max16(top);
+		s = code_scale(top, g.y8.pow2);
 		if (row >= m4)
 			continue;
-		*(uint16_t *)(g.y8.code + (size_t)row * k + at) = scale > 0 ?
-		    to_e4m3(f.x / scale) | to_e4m3(f.y / scale) << 8 : 0;
-		if (at % 128 == 0)
-			g.y8.scale[(size_t)(at / 128) * m4 + row] = scale;
+		if (top > 0)
+			z = make_uint2(codes4(make_float4(f[0], f[1], f[2],
+			    f[3]), s), codes4(make_float4(f[4], f[5], f[6],
+			    f[7]), s));
+		*(uint2 *)(g.y8.code + row * k + at) = z;
+		if (c == 0)
+			g.y8.scale[at / 128 * m4 + row] = s;
 	}
 }
 
-/* A thread's share of a tile of values that begins at row r0, and its codes. */
-__device__ inline void
-put(const struct dcpg_value &g, Shared &s, uint32_t r0, uint32_t at,
-    const float (&d)[4])
+/* grid: (heads, 128 values, N rows). */
+template <uint32_t N, uint32_t E>
+__global__ void __launch_bounds__(THREADS, 1)
+value_kernel(const __grid_constant__ CUtensorMap map,
+    const __grid_constant__ struct dcpg_value g)
 {
-	uint32_t lane = threadIdx.x % 32;
-	__nv_bfloat162 v[2];
+	extern __shared__ uint8_t mem[];
+	uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
+	float d[N / 2] = {};
+	Place p;
 
-	for (uint32_t i = 0; i < 2; i++) {
-		uint32_t row = r0 + lane / 4 + i * 8;
-
-		v[i] = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
-		if (row < g.rows)
-			*(__nv_bfloat162 *)((bf16 *)g.y + (size_t)row *
-			    g.heads * g.values + at) = v[i];
-	}
-	if (g.y8.code)
-		codes(g, s, r0, at, v);
-}
-
-/* grid: (heads, values / 64); codes: clusters of 2 in y. */
-__global__ void __launch_bounds__(THREADS, 2)
-value_kernel(const __grid_constant__ struct dcpg_value g)
-{
-	extern __shared__ __align__(16) uint8_t mem[];
-	Shared &s = *(Shared *)mem;
-	uint32_t h = blockIdx.x, n0 = blockIdx.y * N, t = threadIdx.x;
-	const bf16 *w = (const bf16 *)g.w + ((size_t)h * g.values + n0) * C;
-	uint32_t col = n0 + t / 32 * 8 + t % 4 * 2;
-	uint32_t tiles = tiles_of(g.rows, g.ranks);
-
-	for (uint32_t i = t; i < N * C / 8; i += THREADS)
-		copy16(smem_addr(s.w + i / (C / 8) * LD + i % (C / 8) * 8),
-		    w + i * 8);
-	asm volatile("cp.async.commit_group;" ::: "memory");
-	if (g.y8.code)		/* both run before one writes to the other */
-		cluster_sync();
-	if (g.arrivals > 0) {	/* .. then all before attention has ended */
+	p.w = (smem_addr(mem) + 1023) & ~1023u;
+	p.o = p.w + WEIGHTS;
+	p.y = p.o + N * C * 2;
+	p.bar = p.y + N * PITCH;
+	p.head = blockIdx.x;
+	if (threadIdx.x == 0)
+		bring_weights(g, &map, p);
+	p.r0 = blockIdx.z * N;
+	p.rows = min(N, g.rows - p.r0);
+	p.lane = threadIdx.x % 32;
+	p.warp = threadIdx.x / 32;
+	p.row = p.lane % 8;
+	p.c = p.lane / 8;
+	if (g.arrivals > 0) {	/* all of it before attention has ended */
 		arrivals_in(g.peer, g.first, g.ranks, g.arrivals);
 	} else {
 		launch_wait();
-		meet_in(g.peer, h == 0 && n0 == 0);
+		meet_in(g.peer, blockIdx.x + blockIdx.y + blockIdx.z == 0);
 	}
-	launch_next();
-	for (uint32_t r0 = 0; r0 < g.rows; r0 += tiles * TILE) {
-		uint32_t n = min(g.rows - r0, tiles * TILE), more;
-		float d[MOST][4] = {};
-
-		for (uint32_t i = n * LD / 8 + t; i < tiles * TILE * LD / 8;
-		    i += THREADS)
-			*(uint4 *)(s.o + i * 8) = make_uint4(0, 0, 0, 0);
-		for (uint32_t i = 0; i < n; i += more) {
-			more = min(n - i, PARTS / g.ranks);
-			bring(g, s, r0 + i, more, s.o + i * LD, s.o +
-			    tiles * TILE * LD);
-		}
-		if (tiles == 1)
-			product<1>(s, d);
-		else
-			product<MOST>(s, d);
-#pragma unroll
-		for (uint32_t j = 0; j < MOST; j++)
-			if (j * TILE < n)
-				put(g, s, r0 + j * TILE, h * g.values + col,
-				    d[j]);
-		__syncthreads();
-	}
+	/* The next kernel asks for all its weights at once, and what is read
+	 * then comes late: of more rows the partials are to be here first. */
+	if (N == 8)
+		launch_next();
+	merge<N, E>(g, p);
+	fence_async();
+	__syncthreads();
+	if (N > 8)
+		launch_next();
+	mbar_wait(p.bar, 0);
+	product<N>(p, d);
+	turn<N>(p, d);
+	__syncthreads();
+	write<N>(g, p);
 	if (g.arrivals > 0) {
-		arrivals_out(g.peer, g.arrivals, gridDim.x * gridDim.y);
+		arrivals_out(g.peer, g.arrivals, blocks);
 		launch_wait();	/* who comes next waits for this kernel alone */
 	} else {
-		meet_out(g.peer, gridDim.x * gridDim.y);
+		meet_out(g.peer, blocks);
 	}
+}
+
+/* --- launching ----------------------------------------------------------- */
+
+typedef void (*kernel)(CUtensorMap, struct dcpg_value);
+
+struct Entry {
+	uint32_t rows, ranks;	/* of a block; at a time */
+	uint32_t shared;
+	kernel run;
+};
+
+template <uint32_t N, uint32_t E>
+constexpr Entry
+entry(void)
+{
+	return { N, E, SHARED<N>, value_kernel<N, E> };
+}
+
+/* The last of those that fit is taken. */
+const Entry entries[] = {
+	entry<8, 8>(), entry<8, 4>(), entry<8, 2>(), entry<8, 1>(),
+	entry<16, 8>(), entry<16, 4>(), entry<16, 2>(), entry<16, 1>(),
+	entry<32, 8>(), entry<32, 4>(), entry<32, 2>(), entry<32, 1>(),
+};
+
+PFN_cuTensorMapEncodeTiled_v12000 encode;	/* the driver's */
+
+/* [heads * values][512] in boxes of 128 x 128 bytes; places past the last read as
+ * 0. */
+int
+make_map(CUtensorMap *map, const struct dcpg_value *a)
+{
+	cuuint64_t dim[2] = { C, (cuuint64_t)a->heads * a->values };
+	cuuint64_t step[1] = { C * 2 };
+	cuuint32_t box[2] = { 64, VALUES }, one[2] = { 1, 1 };
+
+	return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)a->w,
+	    dim, step, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+	    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+	    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? 0 : -EIO;
+}
+
+/* Rows of a block: fewer where half of the SMs would have no block, or, of 32,
+ * where each can have one. */
+uint32_t
+rows_of(uint32_t rows, uint32_t blocks)
+{
+	uint32_t n = rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
+
+	while (n > 8 && blocks * ((rows + n / 2 - 1) / (n / 2)) <= (n == 32 ?
+	    SMS : SMS / 2))
+		n /= 2;
+	return n;
 }
 
 }	/* namespace */
@@ -303,9 +483,18 @@ value_kernel(const __grid_constant__ struct dcpg_value g)
 int
 value_init(void)
 {
-	return cudaFuncSetAttribute(value_kernel,
-	    cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_SHARED) ==
-	    cudaSuccess ? 0 : -EIO;
+	cudaDriverEntryPointQueryResult r;
+
+	if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
+	    (void **)&encode, 12000, cudaEnableDefault, &r) != cudaSuccess ||
+	    encode == NULL)
+		return -EIO;
+	for (const Entry &e : entries)
+		if (cudaFuncSetAttribute(e.run,
+		    cudaFuncAttributeMaxDynamicSharedMemorySize, e.shared) !=
+		    cudaSuccess)
+			return -EIO;
+	return 0;
 }
 
 }	/* namespace dcpg */
@@ -315,28 +504,25 @@ using namespace dcpg;
 extern "C" int
 dcpg_value(const struct dcpg_value *a, void *stream)
 {
-	cudaLaunchAttribute at[2];
-	cudaLaunchConfig_t cfg = {};
+	const Entry *e = NULL;
+	uint32_t blocks, n;
+	CUtensorMap map;
 
 	if (a->rows == 0 || a->heads == 0 || a->values == 0 ||
-	    a->values % N != 0 || a->values / N > 65535 || a->ranks == 0 ||
+	    a->values % 64 != 0 || a->values / 64 > 65535 || a->ranks == 0 ||
 	    a->ranks > DCPK_MAX_RANKS || a->row_heads < a->heads ||
 	    (a->arrivals > 0 && (a->peer.world < a->ranks ||
 	    a->first > a->peer.world - a->ranks)) ||
 	    (a->y8.code != NULL && a->values % 128 != 0))
 		return -EINVAL;
-	at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	at[0].val.programmaticStreamSerializationAllowed = 1;
-	at[1].id = cudaLaunchAttributeClusterDimension;
-	at[1].val.clusterDim.x = 1;
-	at[1].val.clusterDim.y = 2;
-	at[1].val.clusterDim.z = 1;
-	cfg.gridDim = dim3(a->heads, a->values / N);
-	cfg.blockDim = dim3(THREADS);
-	cfg.dynamicSmemBytes = shared_size(a->rows, a->ranks);
-	cfg.stream = (cudaStream_t)stream;
-	cfg.attrs = at;
-	cfg.numAttrs = a->y8.code != NULL ? 2 : 1;
-	return cudaLaunchKernelEx(&cfg, value_kernel, *a) == cudaSuccess ?
-	    0 : -EIO;
+	if (make_map(&map, a) != 0)
+		return -EIO;
+	blocks = a->heads * ((a->values + VALUES - 1) / VALUES);
+	n = rows_of(a->rows, blocks);
+	for (const Entry &x : entries)
+		if (x.rows == n && (x.ranks >= a->ranks || x.ranks == MOST_E))
+			e = &x;
+	return launch_clusters(e->run, dim3(a->heads, (a->values + VALUES - 1) /
+	    VALUES, (a->rows + n - 1) / n), THREADS, e->shared, 1,
+	    (cudaStream_t)stream, map, *a) == cudaSuccess ? 0 : -EIO;
 }
