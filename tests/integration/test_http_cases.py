@@ -4,6 +4,7 @@ that die, cancelled prefills, the daemon's own end, health that tells the truth.
 """
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,9 +210,12 @@ def health_while_it_loads(_):
 
     t = threading.Thread(target=watch, daemon=True)
     t.start()
-    with d:
-        t.join(60)
-        assert d.ask("POST", COMP, SHORT)[0] == 200
+    try:
+        with d:
+            t.join(60)
+            assert d.ask("POST", COMP, SHORT)[0] == 200
+    finally:
+        shutil.rmtree(tmp)
     assert seen[-1] == (200, "ready"), seen[-5:]
     assert (503, "loading") in seen, seen[:5]
     assert seen.index((200, "ready")) == len(seen) - 1, seen
