@@ -12,7 +12,7 @@
 
 const struct ctl_opt ctl_common_options[] = {
 	{ "socket", 0, CTL_STR, &ctl.socket, "PATH",
-	  "of the daemon [$DCPD_SOCKET, /run/dcpd/dcpd.sock]", NULL },
+	  "of dcpd [$DCPD_SOCKET, /run/dcpd/dcpd.sock]", NULL },
 	{ "admin-socket", 0, CTL_STR, &ctl.admin_socket, "PATH",
 	  "[--socket with .admin after it]", NULL },
 	{ "json", 'j', CTL_FLAG, &ctl.json, NULL, "print JSON", NULL },

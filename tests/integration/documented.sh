@@ -1,7 +1,8 @@
 #!/bin/sh
-# Every command of the README and of the manual pages' examples runs as
-# printed. (Where it says /tmp/dcpd.sock or a model, this test's own is put in
-# its place; what installs or builds is tools/check's part.)
+# Every command of the README, of doc/http.md's build tree and of the manual
+# pages' examples runs as printed. (Where it says /tmp/dcpd.sock or a model,
+# this test's own is put in its place; what installs or builds is tools/check's
+# part.)
 set -eu
 . "${srcdir:-.}/tests/integration/lib.sh"
 
@@ -20,8 +21,8 @@ examples() {	# the lines of a page's EXAMPLES
 }
 
 {
-	grep -E '^ {4}dcp(d/dcpd|ctl/dcpctl) ' "$srcdir/README.md" |
-	    sed 's/^ *//'
+	grep -hE '^ {4}dcp(d/dcpd|ctl/dcpctl) ' "$srcdir/README.md" \
+	    "$srcdir/doc/http.md" | sed 's/^ *//'
 	examples "$srcdir/doc/man/dcpd.8"
 	examples "$srcdir/doc/man/dcpctl.1"
 } | here >"$work/commands"
