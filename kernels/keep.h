@@ -29,8 +29,9 @@ dcpk_keeps_f32(enum dcpk_tensor t)
 	}
 }
 
-/* Columns of an FP8 expert that experts.cu has room for the scales of. A linear
- * layer may have more: cuBLASLt multiplies with it whatever the rows are. */
+/* Columns of an FP8 expert that experts.cu has room for the scales of, and of a
+ * linear layer linear.cu. Such a layer may have more: cuBLASLt multiplies with
+ * it whatever the rows are. */
 #define DCPK_FP8_EXPERT_K 65536u
 
 /* Products that have an FP8 form: those of bf16 activations with a matrix. */

@@ -23,7 +23,7 @@ build() {	# SOURCE: compiled when it or a header is newer than its object
 
 objs=
 for f in attend index index_rows select value query route route_rows experts \
-    experts4 init peer; do
+    experts4 linear init peer; do
 	build "kernels/cuda/$f.cu"
 	objs="$objs $out/$f.o"
 done

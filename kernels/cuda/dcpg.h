@@ -185,8 +185,7 @@ uint32_t dcpg_expert_tiles(uint32_t rows, uint32_t each, uint32_t experts,
 
 /*
  * For each slot s of expert e: y[s] = silu(x w[e]^T) * (x w2[e]^T) where w2 is
- * not NULL, else y[s] = x w[e]^T; x is row slot_row[s], or s. Without tile_e
- * there is one matrix, and slots are rows: a linear layer of few rows.
+ * not NULL, else y[s] = x w[e]^T; x is row slot_row[s], or s.
  */
 struct dcpg_experts {
 	const void *x;		/* [..][k] bf16; fp8: e4m3 */
@@ -195,8 +194,6 @@ struct dcpg_experts {
 	const uint32_t *slot_row;	/* NULL: x is by slot */
 	const void *w, *w2;	/* [experts][n][k] bf16; fp8: each expert's
 				   e4m3, then its scales (keep.h) */
-	const float *scale, *scale2;	/* fp8, one matrix: where these are
-					   elsewhere, or NULL */
 	const uint32_t *first, *tile0, *tile_e;	/* of dcpg_slots */
 	uint32_t rows, each, experts, n, k;
 	bool fp8;
@@ -208,11 +205,10 @@ struct dcpg_experts {
 	bool early;		/* the kernel before this one on the stream ran
 				   behind dcpg_slots: weights may be fetched
 				   while it still runs */
-	void *y16;		/* [slots][y_ld] bf16, or, without w2, */
-	float *y;		/* [slots][y_ld] */
+	void *y16;		/* [slots][n] bf16, or, without w2, */
+	float *y;		/* [slots][n] */
 	struct dcpg_codes y8;	/* or, with w2, tiles of 128 slots and n of 128
 				   columns: bf16's codes alone */
-	uint32_t y_ld;		/* 0: n */
 	/* 0: chosen. Tests and the benchmark force them. */
 	uint32_t shape;		/* 1 + index; slots' tile is of the same; int4
 				   has none */
@@ -223,7 +219,34 @@ struct dcpg_experts {
 bool dcpg_experts_fit(uint32_t n, uint32_t k, bool fp8);
 int dcpg_experts(const struct dcpg_experts *, void *stream);
 
-/* y[i] (+)= sum over a row's experts by ascending id of ew * x[slot]. */
+/* --- linear layers of few rows in FP8 (linear.cu) ------------------------ */
+
+/* y = x w^T, x and w as e4m3 with scales (dcpg_codes, keep.h). */
+struct dcpg_linear {
+	const void *x;		/* [rows][k] e4m3 */
+	const float *x_scale;	/* [k / 128][x_scale_ld], aligned to 16 bytes */
+	uint32_t x_scale_ld;	/* a multiple of 4 */
+	const void *w;		/* [n][k] e4m3 */
+	const float *scale;	/* [ceil(n / 128)][dcpk_fp8_scale_ld(k)] */
+	uint32_t rows, n, k;
+	void *y16;		/* [rows][y_ld] bf16, or */
+	float *y;
+	uint32_t y_ld;		/* 0: n */
+	bool late;		/* the next kernel may begin when the one before
+				   this has ended, not yet while that runs */
+	uint32_t split;		/* 1 .. 8: blocks that share the columns; 0:
+				   chosen. Tests and the benchmark force it */
+};
+
+/* Up to 64 rows; k a multiple of 128. */
+bool dcpg_linear_fit(uint32_t rows, uint32_t n, uint32_t k);
+int dcpg_linear(const struct dcpg_linear *, void *stream);
+
+/*
+ * y[i] (+)= sum over a row's experts by ascending id of ew * x[slot]. All but x
+ * is older than the kernel before this one on the stream, or that one's own
+ * stream has waited for it: read while that kernel still runs.
+ */
 struct dcpg_combine {
 	const uint32_t *eid, *slot;	/* [rows][each] */
 	const float *ew;

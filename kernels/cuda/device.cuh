@@ -371,6 +371,7 @@ struct dcpg_prod {
 	bool y_f32;
 	uint32_t m, n, k, ldw, ldx, ldy;
 	uint32_t batch;			/* 0 = 1 */
+	bool late;			/* FP8 of few rows: see dcpg_linear */
 	int64_t sw, sx, sy;		/* strides between them, elements */
 };
 int dcpg_product(dcpg_rank *r, const dcpg_prod *p);

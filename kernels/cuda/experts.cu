@@ -19,9 +19,6 @@
  * these are the long side, 64 for each warpgroup: then a thread's sums have two
  * scales instead of 32.
  *
- * The same kernel does linear layers of few rows in FP8 (product.cu): one
- * matrix that all rows meet.
- *
  * Bytes that must move: the matrices of the experts that have a slot; for few
  * rows nothing else counts. Operations: 2 n k a slot (twice that for gate and
  * up), which counts from some 200 slots an expert on.
@@ -44,66 +41,7 @@ int experts4_run(const struct dcpg_experts *, cudaStream_t);
 
 namespace {
 
-constexpr uint32_t BOX = 64 * 128;	/* bytes of one tensor copy */
 constexpr uint32_t MAX_SCALES = DCPK_FP8_EXPERT_K / 128;	/* of a row */
-
-/* --- products ------------------------------------------------------------ */
-
-#define REGS8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define REGS16 REGS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define REGS32 REGS16 ", %16, %17, %18, %19, %20, %21, %22, %23, " \
-	"%24, %25, %26, %27, %28, %29, %30, %31"
-#define REGS64 REGS32 ", %32, %33, %34, %35, %36, %37, %38, %39, " \
-	"%40, %41, %42, %43, %44, %45, %46, %47, " \
-	"%48, %49, %50, %51, %52, %53, %54, %55, " \
-	"%56, %57, %58, %59, %60, %61, %62, %63"
-#define ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define ACC8(i) ACC4(i), ACC4(i + 4)
-#define ACC16(i) ACC8(i), ACC8(i + 8)
-#define ACC32(i) ACC16(i), ACC16(i + 16)
-#define ACC64(i) ACC32(i), ACC32(i + 32)
-
-/* d[64][N] += a[64][16] * b[N][16]^T of bf16, or [32] columns of e4m3, where
- * keep = 0 forgets the old d; both in shared memory. */
-template <int N> struct Wide;
-
-#define WIDE(N, ACC, R, r0, r1, r2)					\
-template <> struct Wide<N> {						\
-	static __device__ inline void					\
-	bf16(float (&d)[N / 2], uint64_t a, uint64_t b)			\
-	{								\
-		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"	\
-		    "wgmma.mma_async.sync.aligned.m64n" #N		\
-		    "k16.f32.bf16.bf16 {" R "}, " r0 ", " r1		\
-		    ", p, 1, 1, 0, 0;\n}\n"				\
-		    : ACC : "l"(a), "l"(b));				\
-	}								\
-	static __device__ inline void					\
-	e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, int keep)	\
-	{								\
-		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " r2	\
-		    ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N	\
-		    "k32.f32.e4m3.e4m3 {" R "}, " r0 ", " r1		\
-		    ", p, 1, 1;\n}\n"					\
-		    : ACC : "l"(a), "l"(b), "r"(keep));			\
-	}								\
-};
-WIDE(16, ACC8(0), REGS8, "%8", "%9", "%10")
-WIDE(32, ACC16(0), REGS16, "%16", "%17", "%18")
-WIDE(64, ACC32(0), REGS32, "%32", "%33", "%34")
-WIDE(128, ACC64(0), REGS64, "%64", "%65", "%66")
-#undef WIDE
-
-/* A box of 64 rows from (column, row) of expert e. */
-__device__ inline void
-tensor_load(uint32_t dst, const CUtensorMap *map, uint32_t col, uint32_t row,
-    uint32_t e, uint32_t bar)
-{
-	asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-	    "::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
-	    :: "r"(dst), "l"(map), "r"(col), "r"(row), "r"(e), "r"(bar)
-	    : "memory");
-}
 
 /* --- shapes -------------------------------------------------------------- */
 
@@ -159,8 +97,6 @@ struct work {
 	__nv_bfloat16 *y16;
 	float *y;
 	uint32_t E, n, k, x_ld, x_scale_ld, scale_ld, n_tiles, split;
-	uint32_t rows;		/* tile_e NULL: one matrix, slots are rows */
-	uint32_t y_ld;
 	bool early;
 	bool turn;		/* y16 is written 16 bytes at a time */
 	struct dcpg_codes y8;	/* instead of y16 */
@@ -179,17 +115,14 @@ find(const work &a, place &p)
 {
 	constexpr uint32_t rows = S::WG * (GLU ? 64 : 128), per = 128 / S::COLS;
 	uint32_t part = blockIdx.x % a.split, b = blockIdx.x / a.split;
-	uint32_t f = 0, t = b, have = a.rows, tiles, all = (a.k + 127) / 128;
+	uint32_t f, t, have, tiles, all = (a.k + 127) / 128;
 
-	p.e = 0;
-	if (a.tile_e != NULL) {
-		p.e = a.tile_e[b / a.n_tiles];
-		if (p.e >= a.E)
-			return false;
-		f = a.first[p.e];
-		have = a.first[p.e + 1] - f;
-		t = b - a.tile0[p.e] * a.n_tiles;
-	}
+	p.e = a.tile_e[b / a.n_tiles];
+	if (p.e >= a.E)
+		return false;
+	f = a.first[p.e];
+	have = a.first[p.e + 1] - f;
+	t = b - a.tile0[p.e] * a.n_tiles;
 	tiles = (have + S::TILE - 1) / S::TILE;
 	p.m0 = f + t % tiles * S::TILE;
 	p.cnt = min(S::TILE, f + have - p.m0);
@@ -309,19 +242,6 @@ multiply(float (&p)[N / 2], float (&q)[N / 2], uint32_t at, uint32_t wg)
 	wg_commit();
 }
 
-/* The sums of one stage of e4m3. */
-template <int N>
-__device__ inline void
-start8(float (&d)[N / 2], uint32_t w, uint32_t x)
-{
-	uint64_t dw = desc128(w), dx = desc128(x);
-
-#pragma unroll
-	for (int s = 0; s < 4; s++)	/* 32 bytes on */
-		Wide<N>::e4m3(d, dw + 2 * s, dx + 2 * s, s > 0);
-	wg_commit();
-}
-
 /* sum += d * the scales of weights and slots, whose scales are at xs. */
 template <int N>
 __device__ inline void
@@ -381,38 +301,26 @@ load_scales(const work &a, const place &p, float *sc)
 	bar_sync(1, S::WORK);
 }
 
-template <class S, bool GLU, int N>
+/* Of one slot, P's row n and Q's. */
+template <class S, bool GLU>
 __device__ inline void
-store(const work &a, const place &p, const float (&x)[N / 2],
-    const float (&y)[N / 2])
+store(const work &a, uint32_t slot, uint32_t n, float p, float q)
 {
-	uint32_t lane = threadIdx.x % 32, wg = threadIdx.x / 128;
-	uint32_t row = p.n0 + wg * (GLU ? 64 : S::DOWN_W) + threadIdx.x / 32 %
-	    4 * 16 + lane / 4, me = blockIdx.x % a.split;
+	size_t at = (size_t)slot * a.n + n;
 
-#pragma unroll
-	for (uint32_t i = 0; i < N / 2; i++) {
-		uint32_t t = i / 4 * 8 + lane % 4 * 2 + i % 2;
-		uint32_t n = row + i / 2 % 2 * 8;
-		size_t at = (size_t)(p.m0 + t) * a.y_ld + n;
-
-		if (t >= p.cnt || (S::WG == 1 && a.split > 1 &&
-		    i % a.split != me))
-			continue;
-		if (GLU) {
-			if (n < a.n)
-				a.y16[at] = __float2bfloat16(glu(x[i], y[i]));
-		} else if (a.y16 != NULL) {
-			if (n < a.n)
-				a.y16[at] = __float2bfloat16(x[i]);
-			if (n + S::DOWN_Q < a.n)
-				a.y16[at + S::DOWN_Q] = __float2bfloat16(y[i]);
-		} else {
-			if (n < a.n)
-				a.y[at] = x[i];
-			if (n + S::DOWN_Q < a.n)
-				a.y[at + S::DOWN_Q] = y[i];
-		}
+	if (GLU) {
+		if (n < a.n)
+			a.y16[at] = __float2bfloat16(glu(p, q));
+	} else if (a.y16 != NULL) {
+		if (n < a.n)
+			a.y16[at] = __float2bfloat16(p);
+		if (n + S::DOWN_Q < a.n)
+			a.y16[at + S::DOWN_Q] = __float2bfloat16(q);
+	} else {
+		if (n < a.n)
+			a.y[at] = p;
+		if (n + S::DOWN_Q < a.n)
+			a.y[at + S::DOWN_Q] = q;
 	}
 }
 
@@ -455,7 +363,7 @@ store_codes(const work &a, const place &pl, uint32_t buf, uint32_t pitch,
 		s = code_scale(m, a.y8.pow2);
 		if (t >= pl.cnt)
 			continue;
-		*(uint2 *)(a.y8.code + (size_t)at * a.y_ld + pl.n0 + c * 8) =
+		*(uint2 *)(a.y8.code + (size_t)at * a.n + pl.n0 + c * 8) =
 		    codes8(x, s);
 		if (c == 0)
 			a.y8.scale[(size_t)(pl.n0 / 128) * a.m4 + at] = s;
@@ -480,7 +388,7 @@ write_turned(const work &a, const place &pl, uint32_t buf)
 		uint32_t t = i / (COLS / 8), c = i % (COLS / 8) * 8;
 
 		if (pl.n0 + c < a.n)
-			*(uint4 *)(a.y16 + (size_t)(pl.m0 + t) * a.y_ld +
+			*(uint4 *)(a.y16 + (size_t)(pl.m0 + t) * a.n +
 			    pl.n0 + c) = lds128(buf + t * PITCH + c * 2);
 	}
 }
@@ -542,8 +450,6 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 #pragma unroll
 	for (int i = 0; i < N / 2; i++)
 		p[i] = q[i] = 0;
-	if (S::FP8)
-		load_scales<S, GLU>(a, pl, sc);
 	for (uint32_t i = 0; i < n; i++, r.next()) {
 		uint32_t full = bars + r.s * 16, at = buf + r.s * S::STAGE;
 
@@ -567,12 +473,19 @@ compute(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 	wg_wait<0>();
 	wg_pin(p);
 	wg_pin(q);
-	if (S::WG == 1 && a.split > 1)
-		add_parts<N>(p, q, buf, a.split);
-	if (S::WG > 1 && a.turn)
+	if (S::WG > 1 && a.turn) {
 		store_turned<S, GLU, N>(a, pl, buf, p, q);
-	else
-		store<S, GLU, N>(a, pl, p, q);
+		return;
+	}
+	each_unit<N, S::WG == 1>(p, q, buf, a.split, [&](uint32_t t,
+	    uint32_t row, float4 v) {
+		uint32_t to = pl.n0 + wg * (GLU ? 64 : S::DOWN_W) + row;
+
+		if (t < pl.cnt)
+			store<S, GLU>(a, pl.m0 + t, to, v.x, v.z);
+		if (t + 1 < pl.cnt)
+			store<S, GLU>(a, pl.m0 + t + 1, to, v.y, v.w);
+	});
 }
 
 /* sum += d, of which a thread has two slots. */
@@ -602,7 +515,7 @@ stmatrix4(uint32_t a, const uint32_t (&r)[4])
 __device__ inline void
 store2(const work &a, uint32_t slot, uint32_t n, float x, float y)
 {
-	size_t at = (size_t)slot * a.y_ld + n;
+	size_t at = (size_t)slot * a.n + n;
 
 	if (a.y16 != NULL) {
 		if (n < a.n)
@@ -671,7 +584,6 @@ compute_slots(const work &a, const place &pl, uint32_t buf, uint32_t xs,
 #pragma unroll
 	for (int i = 0; i < 64; i++)
 		p[i] = q[i] = 0;
-	load_scales<S, GLU>(a, pl, sc);
 	for (uint32_t i = 0; i < n; i++, r.next()) {
 		uint32_t full = bars + r.s * 16, at = buf + r.s * S::STAGE;
 		uint32_t x = at + S::W + threadIdx.x / 128 * 64 * 128;
@@ -745,6 +657,8 @@ expert_kernel(const __grid_constant__ CUtensorMap m0,
 	} else {
 		if (S::WG > 1)
 			asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+		if (S::FP8)	/* as old as the weights */
+			load_scales<S, GLU>(a, p, sc);
 		if (a.early)
 			launch_wait();
 		if (S::TILE == 16 || p.cnt <= 16)
@@ -770,53 +684,33 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
 
 encode_fn encode;	/* the driver's; set by experts_init */
 
-/* [E][n][k] in boxes of 64 rows x 128 bytes; places past n or k read as 0. */
 int
 make_map(CUtensorMap *map, const struct dcpg_experts *g, const void *w)
 {
-	uint64_t el = g->fp8 ? 1 : 2, row = g->k * el;
-	uint64_t each = g->fp8 ? dcpk_fp8_bytes(g->n, g->k) : g->n * row;
-	cuuint64_t dim[3] = { g->k, g->n, g->experts };
-	cuuint64_t step[2] = { row, each };
-	cuuint32_t box[3] = { (cuuint32_t)(128 / el), 64, 1 };
-	cuuint32_t one[3] = { 1, 1, 1 };
-
-	return encode(map, g->fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 :
-	    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)w, dim, step, box,
-	    one, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-	    CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-	    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? 0 : -EIO;
+	return tensor_map(map, w, g->fp8, g->k, g->n, g->experts, g->fp8 ?
+	    dcpk_fp8_bytes(g->n, g->k) : (uint64_t)g->n * g->k * 2, 64);
 }
 
 /* Blocks to be had of the experts that meet `rows` rows: at most. */
 uint32_t
 tiles_of(const struct dcpg_experts *g, uint32_t tile)
 {
-	return g->tile_e == NULL ? (g->rows + tile - 1) / tile :
-	    dcpg_expert_tiles(g->rows, g->each, g->experts, tile);
+	return dcpg_expert_tiles(g->rows, g->each, g->experts, tile);
 }
 
 const float *
-scales_of(const struct dcpg_experts *g, const void *w, const float *scale)
+scales_of(const struct dcpg_experts *g, const void *w)
 {
-	return scale != NULL ? scale : (const float *)((const uint8_t *)w +
-	    (size_t)g->n * g->k);
+	return (const float *)((const uint8_t *)w + (size_t)g->n * g->k);
 }
 
-/* Enough blocks for every SM. One matrix: as many as are there at once while a
- * block keeps 14 stages, one an SM while it keeps seven (measured). */
+/* Enough blocks for every SM. */
 uint32_t
-split_of(uint32_t blocks, uint32_t stages, bool one)
+split_of(uint32_t blocks)
 {
 	uint32_t s = 1;
 
-	if (!one) {
-		while (s < 4 && blocks * s * 2 <= 136)
-			s *= 2;
-		return s;
-	}
-	while (s < 8 && ((blocks * s * 2 <= 150 && stages >= 14 * s) ||
-	    (blocks * s * 2 <= 264 && stages >= 28 * s)))
+	while (s < 4 && blocks * s * 2 <= 136)
 		s *= 2;
 	return s;
 }
@@ -843,18 +737,16 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	a.x_ld = g->k * S::EL;
 	a.x_scale = g->x_scale;
 	a.x_scale_ld = g->x_scale_ld;
-	a.rows = g->rows;
-	a.y_ld = g->y_ld ? g->y_ld : g->n;
 	a.scale_ld = dcpk_fp8_scale_ld(g->k);
 	a.expert_floats = dcpk_fp8_bytes(g->n, g->k) / 4;
-	a.scale[0] = scales_of(g, g->w, g->scale);
-	a.scale[1] = GLU ? scales_of(g, g->w2, g->scale2) : NULL;
+	a.scale[0] = scales_of(g, g->w);
+	a.scale[1] = GLU ? scales_of(g, g->w2) : NULL;
 	a.y16 = (__nv_bfloat16 *)g->y16;
 	a.y = g->y;
-	a.turn = a.y16 != NULL && a.n % 8 == 0 && a.y_ld % 8 == 0 &&
-	    (uintptr_t)a.y16 % 16 == 0;
+	a.turn = a.y16 != NULL && a.n % 8 == 0 && (uintptr_t)a.y16 %
+	    16 == 0;
 	if (g->y8.code != NULL) {
-		if (!GLU || S::WG != 2 || g->n % 128 != 0 || g->y_ld != 0)
+		if (!GLU || S::WG != 2 || g->n % 128 != 0)
 			return -EINVAL;
 		a.y8 = g->y8;
 		a.m4 = dcpg_rows4(g->rows * g->each);
@@ -864,8 +756,7 @@ launch(const struct dcpg_experts *g, cudaStream_t st)
 	a.early = g->early;
 	a.split = S::WG > 1 ? 1 : g->split;
 	if (a.split == 0)
-		a.split = split_of(tiles_of(g, S::TILE) * a.n_tiles,
-		    (g->k + 127) / 128, g->tile_e == NULL);
+		a.split = split_of(tiles_of(g, S::TILE) * a.n_tiles);
 	while (a.split > (g->k + 127) / 128)
 		a.split /= 2;
 	return launch_clusters(expert_kernel<S, GLU>, dim3(tiles_of(g,
@@ -909,8 +800,8 @@ shape(void)
 }
 
 /* TILE, WG, U, RING, BLOCKS. Two blocks an SM, no more: with room for three,
- * some SMs get three and others one. The fourth is for e4m3 down, where columns
- * are few. */
+ * some SMs get three and others one. The fourth and the last are for e4m3 down,
+ * where columns are few. */
 const entry shapes[][2] = {
 	{ shape<Shape<16, 1, 2, 3, 2, false>>(),
 	    shape<Shape<16, 1, 1, 5, 2, true>>() },
@@ -920,6 +811,10 @@ const entry shapes[][2] = {
 	    shape<Shape<128, 2, 1, 4, 1, true>>() },
 	{ shape<Shape<16, 1, 1, 4, 3, false>>(),
 	    shape<Shape<16, 1, 1, 3, 3, true>>() },
+	{ shape<Shape<32, 1, 1, 5, 2, false>>(),
+	    shape<Shape<32, 1, 1, 5, 2, true>>() },
+	{ shape<Shape<32, 1, 1, 3, 3, false>>(),
+	    shape<Shape<32, 1, 1, 3, 3, true>>() },
 };
 constexpr uint32_t SHAPES = sizeof shapes / sizeof shapes[0];
 
@@ -928,10 +823,29 @@ choose(uint32_t rows, uint32_t each, uint32_t experts)
 {
 	if (rows <= 16)
 		return 0;
+	if (rows <= 32 || (rows <= 64 && rows * each <= 8 * experts))
+		return 4;
 	return (uint64_t)rows * each <= 32ull * experts || rows <= 64 ? 1 : 2;
 }
 
 }	/* namespace */
+
+int
+tensor_map(CUtensorMap *map, const void *p, bool bytes, uint64_t cols,
+    uint64_t rows, uint64_t count, uint64_t each, uint32_t box_rows)
+{
+	uint64_t el = bytes ? 1 : 2;
+	cuuint64_t dim[3] = { cols, rows, count };
+	cuuint64_t step[2] = { cols * el, each };
+	cuuint32_t box[3] = { (cuuint32_t)(128 / el), box_rows, 1 };
+	cuuint32_t one[3] = { 1, 1, 1 };
+
+	return encode(map, bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 :
+	    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)p, dim, step, box,
+	    one, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+	    CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+	    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? 0 : -EIO;
+}
 
 int
 experts_init(void)
@@ -985,8 +899,8 @@ dcpg_experts(const struct dcpg_experts *g, void *stream)
 	uint32_t i = g->shape ? g->shape - 1 : choose(g->rows, g->each,
 	    g->experts);
 
-	if (g->shape == 0 && i == 0 && g->fp8 && g->w2 == NULL && g->tile_e)
-		i = 3;
+	if (g->shape == 0 && g->fp8 && g->w2 == NULL && (i == 0 || i == 4))
+		i = i == 0 ? 3 : 5;
 	if (i >= SHAPES || g->rows == 0 || (g->y != NULL) + (g->y16 != NULL) +
 	    (g->y8.code != NULL) != 1 || (g->w2 != NULL && g->y != NULL) ||
 	    (g->int4 && g->y8.code != NULL) || g->split > 8)

@@ -340,37 +340,28 @@ multiply(float (&p)[N / 2], float (&q)[N / 2], uint32_t w, uint32_t x)
 	}
 }
 
-template <bool GLU, int N>
+/* Of one slot, P's row n and Q's, 64 further. */
+template <bool GLU>
 __device__ inline void
-store(const work &a, const item &p, const float (&x)[N / 2],
-    const float (&y)[N / 2])
+store(const work &a, const item &p, uint32_t t, uint32_t n, float x, float y)
 {
-	uint32_t lane = threadIdx.x % 32, me = blockIdx.x % a.split;
-	uint32_t row = p.n0 + threadIdx.x / 32 * 16 + lane / 4;
 	float unit = a.x_unit * 256;	/* e4m3_of */
+	size_t at = (size_t)(p.m0 + t) * a.n + n;
+	float u = x * unit, v = y * unit;
 
-#pragma unroll
-	for (uint32_t i = 0; i < N / 2; i++) {
-		uint32_t t = i / 4 * 8 + lane % 4 * 2 + i % 2;
-		uint32_t n = row + i / 2 % 2 * 8;
-		size_t at = (size_t)(p.m0 + t) * a.n + n;
-		float u = x[i] * unit, v = y[i] * unit;
-
-		if (t >= p.cnt || (a.split > 1 && i % a.split != me))
-			continue;
-		if (GLU) {
-			u = glu(u, v);
-			if (a.y_unit > 0)
-				((uint8_t *)a.y16)[at] = __nv_cvt_float_to_fp8(
-				    u / a.y_unit, __NV_SATFINITE, __NV_E4M3);
-			else
-				((__nv_bfloat16 *)a.y16)[at] =
-				    __float2bfloat16(u);
-		} else {
-			a.y[at] = u;
-			if (p.n0 + 64 < a.n)
-				a.y[at + 64] = v;
-		}
+	if (t >= p.cnt)
+		return;
+	if (GLU) {
+		u = glu(u, v);
+		if (a.y_unit > 0)
+			((uint8_t *)a.y16)[at] = __nv_cvt_float_to_fp8(u /
+			    a.y_unit, __NV_SATFINITE, __NV_E4M3);
+		else
+			((__nv_bfloat16 *)a.y16)[at] = __float2bfloat16(u);
+	} else {
+		a.y[at] = u;
+		if (p.n0 + 64 < a.n)
+			a.y[at + 64] = v;
 	}
 }
 
@@ -401,9 +392,11 @@ compute(const work &a, const item &pl, const columns &c, uint32_t buf,
 		if (one)
 			mbar_arrive(full + 8);
 	}
-	if (a.split > 1)
-		add_parts<N>(p, q, buf, a.split);
-	store<GLU, N>(a, pl, p, q);
+	each_unit<N, S::TILE == 16, S::BLOCKS == 4 ? 4 : 8>(p, q, buf, a.split,
+	    [&](uint32_t t, uint32_t row, float4 v) {
+		store<GLU>(a, pl, t, pl.n0 + row, v.x, v.z);
+		store<GLU>(a, pl, t + 1, pl.n0 + row, v.y, v.w);
+	});
 }
 
 template <class S, bool GLU>
@@ -429,7 +422,7 @@ experts4(const __grid_constant__ work a)
 	__syncthreads();
 	if (threadIdx.x >= WORK) {
 		if (bring<S, GLU>(a, buf, bars, of) && a.split > 1)
-			cluster_sync();		/* as in add_parts */
+			cluster_sync();		/* as in each_unit */
 	} else {
 		columns c = columns_of<S>(a);
 
@@ -568,7 +561,6 @@ int
 experts4_run(const struct dcpg_experts *g, cudaStream_t st)
 {
 	if (g->n % 64 != 0 || g->k % 128 != 0 || !(g->x_unit > 0) ||
-	    g->tile_e == NULL || (g->y_ld != 0 && g->y_ld != g->n) ||
 	    (g->w2 == NULL && g->y == NULL))
 		return -EINVAL;
 	if (g->tile == 64 || g->tile == 128)

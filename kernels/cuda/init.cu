@@ -13,6 +13,7 @@ int query_init(void);
 int route_rows_init(void);
 int experts_init(void);
 int experts4_init(void);
+int linear_init(void);
 }
 
 extern "C" int
@@ -34,5 +35,7 @@ dcpg_init(void)
 		rc = dcpg::route_rows_init();
 	if (rc == 0)
 		rc = dcpg::experts_init();
-	return rc != 0 ? rc : dcpg::experts4_init();
+	if (rc == 0)
+		rc = dcpg::experts4_init();
+	return rc != 0 ? rc : dcpg::linear_init();
 }

@@ -27,7 +27,8 @@ cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/index_rows.cu kernels/cuda/select.cu \
 	kernels/cuda/value.cu kernels/cuda/query.cu kernels/cuda/route.cu \
 	kernels/cuda/route_rows.cu \
-	kernels/cuda/experts.cu kernels/cuda/experts4.cu kernels/cuda/host.cu \
+	kernels/cuda/experts.cu kernels/cuda/experts4.cu \
+	kernels/cuda/linear.cu kernels/cuda/host.cu \
 	kernels/cuda/peer.cu kernels/cuda/graph.cu kernels/cuda/nccl.cu \
 	kernels/cuda/mirror.cu kernels/cuda/lost.cu \
 	kernels/cuda/peek.cu kernels/cuda/fill.cu kernels/cuda/measure.cu

@@ -20,7 +20,6 @@
 #include "kernels/cuda/rowops.cuh"
 #include "kernels/keep.h"
 
-static const uint32_t FEW_ROWS = 64;
 /* Of prefill every number of rows has its own: all start anew at so many. */
 static const size_t MOST_PLANS = 4096;
 
@@ -85,8 +84,8 @@ quantise_rows(const bf16 *x, uint32_t m, uint32_t k, struct dcpg_codes y)
 	const bf16x4 *from = (const bf16x4 *)(x + (size_t)row * k);
 	bf16x4 v[4];
 
+	dcpg::launch_next();	/* a product's weights may come meanwhile */
 	dcpg::launch_wait();
-	dcpg::launch_next();
 #pragma unroll
 	for (uint32_t i = 0; i < 4; i++)
 		if (q + i * 256 < k / 4)
@@ -220,7 +219,7 @@ dcpg_quantise(dcpg_rank *r, const bf16 *x, uint32_t m, uint32_t k,
 static int
 few_rows(dcpg_rank *r, const dcpg_prod *p)
 {
-	struct dcpg_experts a = {};
+	struct dcpg_linear a = {};
 
 	a.x = p->x8.code;
 	a.x_scale = p->x8.scale;
@@ -228,16 +227,15 @@ few_rows(dcpg_rank *r, const dcpg_prod *p)
 	a.w = p->w;
 	a.scale = p->scale;
 	a.rows = p->m;
-	a.each = a.experts = 1;
 	a.n = p->n;
 	a.k = p->k;
-	a.fp8 = a.early = true;
+	a.late = p->late;
 	if (p->y_f32)
 		a.y = (float *)p->y;
 	else
 		a.y16 = p->y;
 	a.y_ld = p->ldy;
-	return dcpg_experts(&a, r->st);
+	return dcpg_linear(&a, r->st);
 }
 
 static void
@@ -261,8 +259,8 @@ dcpg_product(dcpg_rank *r, const dcpg_prod *p)
 
 	if (p->m == 0 || p->n == 0)
 		return 0;
-	if (p->scale != NULL && p->m <= FEW_ROWS && batch == 1 &&
-	    p->ldw == p->k && dcpg_experts_fit(p->n, p->k, true))
+	if (p->scale != NULL && batch == 1 && p->ldw == p->k &&
+	    dcpg_linear_fit(p->m, p->n, p->k))
 		return few_rows(r, p);
 	if (p->k != 0 && aligned(p)) {
 		shape key(r->dev, p->m, p->n, p->k, p->ldw, p->ldx, p->ldy,

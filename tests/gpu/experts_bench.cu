@@ -231,7 +231,7 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 				    b.E, sh);
 
 				if ((tile == 128) != (rows > 64) ||
-				    (rows <= 64 && tile < rows) ||
+				    (rows <= 16 && tile != 16) ||
 				    (sp > 1 && (rows > 8 || !glu)))
 					continue;
 				for (auto &x : r)
@@ -274,76 +274,63 @@ bench_rows(ExpertBed &b, uint32_t rows, bool sweep)
 }
 
 /* Linear layers of few rows in FP8: V3.2's on one and on two ranks. */
-static void
+void
 bench_linear(bool sweep)
 {
 	static const struct {
 		const char *what;
 		uint32_t n, k;
-		bool glu;
 	} layers[] = {
-		{ "q_a, index key, kv_a", 2240, 7168, false },
-		{ "q_b", 24576, 1536, false }, { "q_b/2", 12288, 1536, false },
-		{ "index q_b", 8192, 1536, false },
-		{ "o", 7168, 16384, false }, { "o/2", 7168, 8192, false },
-		{ "shared gate+up", 2048, 7168, true },
-		{ "shared gate+up/2", 1024, 7168, true },
-		{ "shared down", 7168, 2048, false },
-		{ "shared down/2", 7168, 1024, false },
+		{ "q_a, index key, kv_a", 2240, 7168 },
+		{ "q_b", 24576, 1536 }, { "q_b/2", 12288, 1536 },
+		{ "index q_b", 8192, 1536 },
+		{ "o", 7168, 16384 }, { "o/2", 7168, 8192 },
+		{ "shared gate, up", 4096, 7168 },
+		{ "shared gate, up/2", 2048, 7168 },
+		{ "shared down", 7168, 2048 },
+		{ "shared down/2", 7168, 1024 },
 	};
-	const uint32_t ROWS = 128;
+	const uint32_t ROWS = 64;
 
 	for (auto &l : layers) {
-		size_t bytes = dcpk_fp8_bytes(l.n, l.k) * (l.glu ? 2 : 1);
+		size_t bytes = dcpk_fp8_bytes(l.n, l.k);
 		size_t sets = std::max((size_t)2, (400u << 20) / bytes + 1);
 		Buf<uint8_t> w(bytes * sets), x((size_t)ROWS * l.k);
 		Buf<float> xs((size_t)ROWS * (l.k / 128));
 		Buf<float> y((size_t)ROWS * l.n);
 
-		fill_experts<<<2048, 256>>>(w.d, bytes / (l.glu ? 2 : 1),
-		    sets * (l.glu ? 2 : 1), (size_t)l.n * l.k, E4M3);
+		fill_experts<<<2048, 256>>>(w.d, bytes, sets,
+		    (size_t)l.n * l.k, E4M3);
 		fill_experts<<<2048, 256>>>(x.d, x.n, 1, x.n, E4M3);
 		xs.put(std::vector<float>(xs.n, 1.0f / 300));
 		CHECK(cudaDeviceSynchronize());
-		for (uint32_t m : { 1u, 8u, 32u, 64u, 128u }) {
-			struct dcpg_experts a = {};
+		for (uint32_t m : { 1u, 8u, 16u, 32u, 64u }) {
+			struct dcpg_linear a = {};
 			double t, f = bytes / HBM * 1e6;
 
 			a.x = x.d;
 			a.x_scale = xs.d;
 			a.x_scale_ld = (m + 3) / 4 * 4;
 			a.rows = m;
-			a.each = a.experts = 1;
 			a.n = l.n;
 			a.k = l.k;
-			a.fp8 = a.early = true;
 			auto one = [&](int i, cudaStream_t st) {
 				uint8_t *at = w.d + (size_t)i % sets * bytes;
 
 				a.w = at;
-				a.w2 = l.glu ? at + bytes / 2 : nullptr;
-				a.y16 = l.glu ? y.d : nullptr;
-				a.y = l.glu ? nullptr : y.d;
-				CALL(dcpg_experts(&a, st));
+				a.scale = (float *)(at + (size_t)l.n * l.k);
+				a.y = y.d;
+				CALL(dcpg_linear(&a, st));
 			};
 			t = replay((int)sets, one);
 			printf("linear e4m3 %-20s m=%-3u %7.2f floor %6.2f "
 			    "(%.2fx)", l.what, m, t, f, t / f);
-			for (uint32_t sh = 1; sweep &&
-			    dcpg_expert_tile(1, 1, 1, sh) != 0; sh++)
-				for (uint32_t sp = 1; sp <= 8; sp *= 2) {
-					uint32_t tile = dcpg_expert_tile(m, 1,
-					    1, sh);
-
-					if ((tile == 16) != (m <= 16) ||
-					    (tile == 128 && (sp > 1 || m < 64)))
-						continue;
-					a.shape = sh;
-					a.split = sp;
-					printf(" %u/%u:%.2f", sh, sp,
-					    replay((int)sets, one));
-				}
-			a.shape = a.split = 0;
+			for (uint32_t sp = 1; sweep && sp <= 8; sp++) {
+				a.split = sp;
+				printf(" /%u:%.2f", sp,
+				    replay((int)sets, one));
+			}
+			a.split = 0;
 			printf("\n");
 			fflush(stdout);
 		}
@@ -428,7 +415,6 @@ bench_route(void)
 void
 bench_experts(bool sweep)
 {
-	bench_linear(sweep);
 	printf("routed experts, hidden 7168, 8 a row, us (x floor)\n");
 	for (form f : { BF16, E4M3, INT4 }) {
 		{

@@ -133,7 +133,7 @@ struct ExpertCase {
 	uint32_t rows, each, E, n, k;
 	bool fp8, glu, early;
 	uint32_t hot;		/* experts that most rows choose; 0: any */
-	uint32_t y_ld;		/* one matrix (each and E are 1), or 0 */
+	uint32_t y_ld;		/* a linear layer (each and E are 1), or 0 */
 	bool y16;		/* y as bf16 */
 	uint32_t tile;		/* int4: of slots; 0: the shape's */
 
@@ -241,14 +241,14 @@ struct Matrices {
 		}
 	}
 
-	/* Those of one matrix, which then has none behind it. */
+	/* Those of a linear layer's, which then has none behind it. */
 	std::vector<float>
 	scales(const ExpertCase &c)
 	{
 		size_t codes = (size_t)c.n * c.k;
 		std::vector<float> s;
 
-		if (c.y_ld == 0 || bytes.size() < codes || !c.fp8)
+		if (c.y_ld == 0)
 			return s;
 		s.resize((bytes.size() - codes) / 4);
 		memcpy(s.data(), &bytes[codes], s.size() * 4);
@@ -285,7 +285,7 @@ struct Rows {
 
 	Rows(const ExpertCase &c, size_t n, Rng &g) :
 	    bytes(n * c.k * (c.fp8 ? 1 : 2)), value(n * c.k),
-	    ld((uint32_t)n + 5)
+	    ld(c.y_ld ? (uint32_t)n / 4 * 4 + 8 : (uint32_t)n + 5)
 	{
 		if (c.fp8)
 			scale.assign((size_t)c.k / 128 * ld, NAN);
@@ -335,6 +335,20 @@ run_experts(struct dcpg_experts a, Buf<uint8_t> &out)
 		a.y = (float *)out.d;
 	out.poison();
 	CALL(dcpg_experts(&a, STREAM));
+	CHECK(cudaDeviceSynchronize());
+	return out.get();
+}
+
+static std::vector<uint8_t>
+run_linear(const ExpertCase &c, const struct dcpg_experts &a,
+    const float *scale, Buf<uint8_t> &out)
+{
+	struct dcpg_linear l = { a.x, a.x_scale, a.x_scale_ld, a.w, scale,
+	    c.rows, c.n, c.k, c.y16 ? out.d : nullptr, c.y16 ? nullptr :
+	    (float *)out.d, c.y_ld, c.early, c.split };
+
+	out.poison();
+	CALL(dcpg_linear(&l, STREAM));
 	CHECK(cudaDeviceSynchronize());
 	return out.get();
 }
@@ -389,7 +403,7 @@ experts_case(const ExpertCase &c, uint64_t salt)
 	uint32_t ld = c.y_ld ? c.y_ld : c.n;
 	bool y16 = c.glu || c.y16;
 
-	Buf<float> dxs(x.scale), sc1(m1.scales(c)), sc2(m2.scales(c));
+	Buf<float> dxs(x.scale), sc1(m1.scales(c));
 	Buf<uint8_t> dx(x.bytes), w1(m1.bytes), w2(m2.bytes);
 	Buf<uint8_t> out(slots * ld * (y16 ? 2 : 4));
 	struct dcpg_experts a = {};
@@ -403,12 +417,6 @@ experts_case(const ExpertCase &c, uint64_t salt)
 	a.tile0 = s.tile0.d;
 	a.tile_e = s.tile_e.d;
 	a.y16 = y16 ? out.d : nullptr;
-	if (c.y_ld != 0) {
-		a.tile_e = a.tile0 = a.first = a.slot_row = nullptr;
-		a.y_ld = c.y_ld;
-		a.scale = c.fp8 ? sc1.d : nullptr;
-		a.scale2 = c.fp8 && c.glu ? sc2.d : nullptr;
-	}
 	a.rows = c.rows;
 	a.each = c.each;
 	a.experts = c.E;
@@ -418,7 +426,8 @@ experts_case(const ExpertCase &c, uint64_t salt)
 	a.early = c.early;
 	a.shape = c.shape;
 	a.split = c.split;
-	std::vector<uint8_t> y = run_experts(a, out);
+	std::vector<uint8_t> y = c.y_ld ? run_linear(c, a, sc1.d, out) :
+	    run_experts(a, out);
 	std::vector<uint32_t> row = s.row.get(), slot = s.slot.get();
 	std::vector<double> err(slots), norm(slots);
 	parallel(slots, [&](size_t i) {
@@ -749,14 +758,17 @@ experts_tests(void)
 			c.k = 128;
 			CASE(experts_case(c, salt));
 		}
-	/* one matrix that all rows meet */
-	for (int i = 0; i < (brief ? 4 : 12); i++) {
-		ExpertCase c = { 0, i % 3 == 2 ? 8u : 0, i < 6 ? 3u : 41u, 1, 1,
-		    i % 3 ? 208u : 336u, 1152, i != 5, i % 4 == 3, i % 2 == 1,
-		    0, i % 3 ? 224u : 336u, i % 2 == 0 };
+	/* linear layers */
+	for (uint32_t rows : { 1u, 8u, 11u, 16u, 19u, 32u, 37u, 64u })
+		for (int i = brief ? 2 : 0; i < 9; i += brief ? 5 : 1) {
+			/* i is the split */
+			ExpertCase c = { 0, (uint32_t)i, rows, 1, 1,
+			    i % 3 ? 208u : 336u, i == 3 ? 128u : 1408, true,
+			    false, i % 2 == 1, 0, i % 3 ? 224u : 336u,
+			    i % 4 < 2 };
 
-		CASE(experts_case(c, salt));
-	}
+			CASE(experts_case(c, salt));
+		}
 	if (brief)
 		return;
 	for (uint32_t rows : { 1u, 8u, 16u, 17u, 33u, 70u, 700u })

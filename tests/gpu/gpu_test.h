@@ -57,7 +57,8 @@ void query_tests(void);		/* query_test.cu */
 
 /* kernel_bench.cu: median over replays of one graph, us per launch */
 double replay(int launches, const std::function<void(int, cudaStream_t)> &one);
-void bench_experts(bool sweep);	/* experts_bench.cu */
+void bench_linear(bool sweep);	/* experts_bench.cu */
+void bench_experts(bool sweep);
 void bench_many(void);
 void bench_route(void);
 

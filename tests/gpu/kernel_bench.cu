@@ -544,6 +544,8 @@ main(int argc, char **argv)
 	if (strcmp(what, "sweep") == 0) {
 		if (argc > 2 && strcmp(argv[2], "experts") == 0)
 			bench_experts(true);
+		else if (argc > 2 && strcmp(argv[2], "linear") == 0)
+			bench_linear(true);
 		else
 			bench_attend(false, true);
 		return 0;
@@ -562,6 +564,8 @@ main(int argc, char **argv)
 		bench_query();
 	if (*what == '\0' || strcmp(what, "many") == 0)
 		bench_many();
+	if (*what == '\0' || strcmp(what, "linear") == 0)
+		bench_linear(false);
 	if (*what == '\0' || strcmp(what, "experts") == 0)
 		bench_experts(false);
 	return 0;
