@@ -74,6 +74,7 @@ hadamard_warp(float4 v, uint32_t n)
 }
 
 struct latent_args {
+	uint32_t m;		/* rows */
 	dcpk_kv kv, idx;
 	uint32_t q_lora, c, r, dim, row_bytes, key_bytes;
 	float eps;
@@ -87,6 +88,11 @@ struct latent_args {
 	struct dcpg_codes qr8;
 	uint8_t *rows, *keys;
 	float *scales;
+	/* index_weights, if they are made here */
+	const bf16 *h, *iww;	/* [m][hidden], [hi][hidden] */
+	uint32_t hidden, hi;
+	float *wx;		/* [m][wx_ld]: [PARTS][hi] */
+	uint32_t wx_ld;
 	/* NULL: rows, keys and scales are by row; else they are the pools */
 	const dcpk_row *row;
 	uint32_t D, dr;
@@ -120,17 +126,18 @@ q_latent(const latent_args &a, uint32_t j, const float *first)
 	float4 v = make_float4(0, 0, 0, 0), w = v;
 	float s;
 
-	if (mine) {
-		v = ((const float4 *)first)[threadIdx.x];
+	if (mine)
 		w = ((const float4 *)a.qw)[threadIdx.x];
-	}
+	dcpg::launch_wait();
+	if (mine)
+		v = ((const float4 *)first)[threadIdx.x];
 	s = rsqrtf(block_sum(dot4(v)) / (float)a.q_lora + a.eps);
 	bf16x4 y = bf16_of(make_float4(v.x * s * w.x, v.y * s * w.y,
 	    v.z * s * w.z, v.w * s * w.w));
 	if (mine)
 		((bf16x4 *)(a.qr16 + (size_t)j * a.q_lora))[threadIdx.x] = y;
 	if (mine && a.qr8.code)		/* whole warps: q_lora is of 128 */
-		put_codes(a.qr8, gridDim.x, a.q_lora, j, threadIdx.x, y);
+		put_codes(a.qr8, a.m, a.q_lora, j, threadIdx.x, y);
 }
 
 /* A KV row: four columns of the latent a thread, and a pair to rotate. */
@@ -144,15 +151,18 @@ kv_row(const latent_args &a, uint32_t i, const float *kv)
 	size_t at;
 	bool here = place(a, i, &at);
 
-	if (mine) {
-		v = ((const float4 *)kv)[t];
+	if (mine)
 		w = ((const float4 *)a.kvw)[t];
+	if (pair) {
+		cs = a.cos[(size_t)i * half + t];
+		sn = a.sin[(size_t)i * half + t];
 	}
+	dcpg::launch_wait();
+	if (mine)
+		v = ((const float4 *)kv)[t];
 	if (pair) {
 		x = kv[a.c + 2 * t];
 		y = kv[a.c + 2 * t + 1];
-		cs = a.cos[(size_t)i * half + t];
-		sn = a.sin[(size_t)i * half + t];
 	}
 	s = rsqrtf(block_sum(dot4(v)) / (float)a.c + a.eps);
 	v = make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z,
@@ -193,10 +203,12 @@ index_key(const latent_args &a, uint32_t i, const float *k)
 	bool here = place(a, i, &at);
 
 	if (mine) {
-		v = ((const float4 *)k)[lane];
 		w = ((const float4 *)a.kw)[lane];
 		b = ((const float4 *)a.kb)[lane];
 	}
+	dcpg::launch_wait();
+	if (mine)
+		v = ((const float4 *)k)[lane];
 	s = warp_sum(v.x + v.y + v.z + v.w) / (float)a.dim;
 	v = make_float4(v.x - s, v.y - s, v.z - s, v.w - s);
 	s = warp_sum(mine ? dot4(v) : 0);
@@ -222,22 +234,126 @@ index_key(const latent_args &a, uint32_t i, const float *k)
 		a.scales[at] = s;
 }
 
+/* d[16][8] += a[16][16] * b[8][16]^T of bf16 */
+__device__ static inline void
+mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+    uint32_t b0, uint32_t b1)
+{
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+	    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+	    "{%0, %1, %2, %3};"
+	    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* 16 bytes of a row, or zeros behind its end. Volatile, so that a batch of them
+ * is under way at once. */
+__device__ static inline uint4
+chunk(const bf16 *row, uint32_t k, uint32_t n)
+{
+	uint4 v;
+
+	asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+	    "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+	    "mov.b32 %3, 0;\n"
+	    "@p ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+	    : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+	    : "l"(row + k), "r"((uint32_t)(k < n)));
+	return v;
+}
+
 /*
- * Three blocks a row: the latent of q, the KV row, the index key. Rows and keys
- * go where they stay, if that is here, or where the ranks that keep them find
- * them.
+ * The index heads' weights where they could not be stacked (bf16 beside FP8):
+ * while the product with the stack still runs, which began when h was there. A block owns 16 heads, 8 rows and one of PARTS of the
+ * columns, a warp a part of those, 32 columns at a time, of which a thread has
+ * eight; parts are added up by the kernel of the index queries.
  */
-__global__ void __launch_bounds__(1024)
+enum { PARTS = 8, HEADS = 16, ROWS = 8, STEPS = 3 };
+
+__device__ static void
+index_weights(const latent_args &a, uint32_t b)
+{
+	__shared__ float sum[512 / 32][HEADS * ROWS];
+	uint32_t t = threadIdx.x, lane = t % 32, warps = blockDim.x / 32;
+	uint32_t heads = (a.hi + HEADS - 1) / HEADS, part = b % PARTS;
+	uint32_t h0 = b / PARTS % heads * HEADS, j0 = b / PARTS / heads * ROWS;
+	uint32_t at = part * warps + t / 32, all = (a.hidden + 31) / 32;
+	uint32_t s1 = all * (at + 1) / (PARTS * warps);
+	const bf16 *h = a.h + (size_t)min(j0 + lane / 4, a.m - 1) * a.hidden;
+	const bf16 *w = a.iww + (size_t)min(h0 + lane / 4, a.hi - 1) *
+	    a.hidden;
+	const bf16 *v = a.iww + (size_t)min(h0 + lane / 4 + 8, a.hi - 1) *
+	    a.hidden;
+	float d[4] = { 0, 0, 0, 0 }, y = 0;
+
+	for (uint32_t s = all * at / (PARTS * warps); s < s1; s += STEPS) {
+		uint4 x[STEPS], p[STEPS], q[STEPS];
+
+#pragma unroll
+		for (uint32_t i = 0; i < STEPS; i++) {
+			uint32_t k = (s + i) * 32 + lane % 4 * 8;
+			uint32_t end = s + i < s1 ? a.hidden : 0;
+
+			p[i] = chunk(w, k, end);
+			q[i] = chunk(v, k, end);
+			x[i] = chunk(h, k, end);
+		}
+		__syncwarp();	/* else the assembler moves loads down */
+#pragma unroll
+		for (uint32_t i = 0; i < STEPS; i++) {
+			mma_bf16(d, p[i].x, q[i].x, p[i].y, q[i].y, x[i].x,
+			    x[i].y);
+			mma_bf16(d, p[i].z, q[i].z, p[i].w, q[i].w, x[i].z,
+			    x[i].w);
+		}
+	}
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++)
+		sum[t / 32][(lane % 4 * 2 + i % 2) * HEADS + lane / 4 +
+		    i / 2 * 8] = d[i];
+	__syncthreads();
+	for (t = threadIdx.x; t < HEADS * ROWS; t += blockDim.x) {
+		uint32_t j = j0 + t / HEADS, head = h0 + t % HEADS;
+
+		y = 0;
+		for (uint32_t i = 0; i < warps; i++)
+			y += sum[i][t];
+		if (j < a.m && head < a.hi)
+			a.wx[(size_t)j * a.wx_ld + part * a.hi + head] = y;
+	}
+}
+
+/* How many blocks of it. */
+__host__ __device__ static inline uint32_t
+weight_blocks(uint32_t m, uint32_t hi)
+{
+	return (m + ROWS - 1) / ROWS * ((hi + HEADS - 1) / HEADS) * PARTS;
+}
+
+/*
+ * Three blocks a row: the latent of q, the KV row, the index key; in front of
+ * them those of the index heads' weights. Rows and keys go where they stay, if
+ * that is here, or where the ranks that keep them find them.
+ */
+template <bool WEIGHTS>
+__global__ void __launch_bounds__(WEIGHTS ? 512 : 1024)
 latents(const __grid_constant__ latent_args a)
 {
-	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j;
+	uint32_t skip = WEIGHTS ? weight_blocks(a.m, a.hi) : 0;
+	uint32_t b = blockIdx.x - skip, j = b % a.m;
+	uint32_t i = a.own && blockIdx.x >= skip ? a.own[j] : j;
 	const float *first = a.first + (size_t)j * a.ld;
 
-	dcpg::launch_wait();
-	dcpg::launch_next();
-	if (blockIdx.y == 0)
+	dcpg::launch_next();	/* a product's weights may come meanwhile */
+	if (WEIGHTS && blockIdx.x < skip) {
+		index_weights(a, blockIdx.x);
+		return;
+	}
+	/* Each reads weights, angles and places before it waits: they come from
+	 * memory, where the next product's weights already queue. */
+	if (b / a.m == 0)
 		q_latent(a, j, first);
-	else if (blockIdx.y == 1)
+	else if (b / a.m == 1)
 		kv_row(a, i, first + a.kv_at);
 	else if (threadIdx.x < 32)
 		index_key(a, i, first + a.k_at);
@@ -293,11 +409,8 @@ struct query_args {
 	uint32_t heads, n, r, c;
 	/* indexer */
 	float *iq;		/* [m][hi][dim] */
-	const float *wx;	/* [m][ld] the heads' weights, as multiplied */
-	uint32_t ld;
-	/* or wx NULL, and x [m][hidden] and the matrix [hi][hidden] */
-	const bf16 *x, *ww;
-	uint32_t hidden;
+	const float *wx;	/* [m][ld] the heads' weights, as multiplied: */
+	uint32_t ld, parts;	/* sums of [parts][hi], 32 at most */
 	float *iw;		/* [m][hi] with every factor */
 	uint8_t *iq8;		/* the e4m3 codes instead of iq, or NULL */
 	uint32_t hi, dim;
@@ -328,76 +441,30 @@ rope_queries(const __grid_constant__ query_args a)
 	y[p + half] = __float2bfloat16(v.y * cs + v.x * sn);
 }
 
-__device__ static inline float
-dot2(uint32_t a, uint32_t b)
-{
-	return fmaf(dcpg::bf16_lo(a), dcpg::bf16_lo(b),
-	    dcpg::bf16_hi(a) * dcpg::bf16_hi(b));
-}
-
-enum { WEIGHT_WARPS = 4 };	/* that share a head's weight */
-
-/* Their parts of x . w, n a multiple of 8; 8 loads a lane under way. */
-__device__ static float
-dot_part(const bf16 *x, const bf16 *w, uint32_t n)
-{
-	const uint32_t STEP = WEIGHT_WARPS * 256;
-	uint4 a[4], b[4];
-	float s = 0;
-
-	for (uint32_t k = threadIdx.x % (STEP / 8) * 8; k < n; k += 4 * STEP) {
-#pragma unroll
-		for (uint32_t u = 0; u < 4; u++)
-			if (k + u * STEP < n) {
-				b[u] = *(const uint4 *)(w + k + u * STEP);
-				a[u] = __ldcg((const uint4 *)(x + k +
-				    u * STEP));
-			}
-#pragma unroll
-		for (uint32_t u = 0; u < 4; u++)
-			if (k + u * STEP < n)
-				s += dot2(a[u].x, b[u].x) +
-				    dot2(a[u].y, b[u].y) +
-				    dot2(a[u].z, b[u].z) +
-				    dot2(a[u].w, b[u].w);
-	}
-	return warp_sum(s);
-}
-
 /*
  * An index query a warp. The head's weight gets hi^-.5, dim^-.5 and, for fp8
- * keys, the query's own scale. Where the weight is multiplied here, that is
- * while the queries' product still runs: h is older than it. Several warps then
- * have a head, of which the first goes on.
+ * keys, the query's own scale.
  */
 __global__ void __launch_bounds__(QUERY_THREADS)
 index_queries(const __grid_constant__ query_args a)
 {
 	uint32_t j = blockIdx.x, i = a.own ? a.own[j] : j, half = a.r / 2;
-	__shared__ float part[QUERY_THREADS / 32];
-	uint32_t each = a.wx == NULL ? WEIGHT_WARPS : 1;
-	uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-	uint32_t h = (blockIdx.y * (QUERY_THREADS / 32) + warp) / each;
+	uint32_t h = blockIdx.y * (QUERY_THREADS / 32) + threadIdx.x / 32;
+	uint32_t lane = threadIdx.x % 32;
 	size_t at = (size_t)j * a.hi + h;
 	bool mine = lane < a.dim / 4;
 	float4 *q = (float4 *)(a.iq + at * a.dim) + lane;
-	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), wx = 0, s;
+	float f = rsqrtf((float)a.hi) * rsqrtf((float)a.dim), wx, s;
 	float4 v = make_float4(0, 0, 0, 0), cs, sn;
 
-	if (a.wx == NULL && h < a.hi)
-		part[warp] = dot_part(a.x + (size_t)j * a.hidden,
-		    a.ww + (size_t)h * a.hidden, a.hidden);
 	dcpg::launch_wait();
 	dcpg::launch_next();
-	__syncthreads();
-	if (h >= a.hi || warp % each != 0)
+	if (h >= a.hi)
 		return;
 	if (mine)
 		v = *q;
-	for (uint32_t p = 0; a.wx == NULL && p < WEIGHT_WARPS; p++)
-		wx += part[warp + p];
-	if (a.wx != NULL)
-		wx = a.wx[(size_t)j * a.ld + h];
+	wx = lane < a.parts ? a.wx[(size_t)j * a.ld + lane * a.hi + h] : 0;
+	wx = warp_sum(wx);
 	cs = angles(a.cos + (size_t)i * half, half);
 	sn = angles(a.sin + (size_t)i * half, half);
 	v = rope_warp(v, cs, sn, half, a.interleave);
@@ -423,10 +490,12 @@ index_queries(const __grid_constant__ query_args a)
 
 static int
 linear(dcpg_rank *r, const dcpg_mat *w, const bf16 *x,
-    const struct dcpg_codes *x8, void *y, bool f32, uint32_t ldy)
+    const struct dcpg_codes *x8, void *y, bool f32, uint32_t ldy,
+    bool late = false)
 {
 	dcpg_prod p = {};
 
+	p.late = late;
 	p.w = w->w;
 	p.scale = w->scale;
 	p.x = x;
@@ -442,19 +511,29 @@ linear(dcpg_rank *r, const dcpg_mat *w, const bf16 *x,
 	return dcpg_product(r, &p);
 }
 
-/*
- * Few rows, and the heads' weights could not be stacked, as with FP8 weights,
- * where they are bf16: index_queries multiplies them. Each row reads the matrix.
- */
-static bool
-weights_by_query(const dcpk_ctx *c, const dcpg_rank *r, const dcpg_layer *l)
+/* Threads of latents: four columns each, or a pair. */
+static uint32_t
+latent_threads(const dcpk_model *m)
 {
-	return l->idx_w.w != NULL && l->idx_w.scale == NULL && r->m <= 8 &&
-	    c->s.model.hidden % 8 == 0;
+	uint32_t n = std::max({ m->q_lora / 4, m->kv_lora / 4, m->rope / 2,
+	    32u });
+
+	return (n + 31) / 32 * 32;
+}
+
+/* Few rows, and the heads' weights could not be stacked: index_weights. */
+static bool
+weights_by_latents(const dcpk_ctx *c, const dcpg_rank *r, const dcpg_layer *l)
+{
+	const dcpk_model *m = &c->s.model;
+
+	return l->idx_w.w != NULL && l->idx_w.scale == NULL && r->m <= 64 &&
+	    m->hidden % 8 == 0 && latent_threads(m) <= 512 &&
+	    m->idx_heads * PARTS <= m->hidden;
 }
 
 /* What h is multiplied with, side by side in r->first: the stack (weights.cu)
- * and what is not part of it. */
+ * and what is not part of it. Late: latents read h before they wait. */
 static int
 first_products(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
@@ -463,18 +542,20 @@ first_products(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	int rc = dcpg_in_norm(c, r, layer);
 
 	if (l->first.w != NULL)
-		rc |= linear(r, &l->first, r->h, &r->h8, r->first, true, f.ld);
+		rc |= linear(r, &l->first, r->h, &r->h8, r->first, true, f.ld,
+		    true);
 	if (l->q_a.w != NULL)
-		rc |= linear(r, &l->q_a, r->h, &r->h8, r->first, true, f.ld);
+		rc |= linear(r, &l->q_a, r->h, &r->h8, r->first, true, f.ld,
+		    true);
 	if (l->kv_a.w != NULL)
 		rc |= linear(r, &l->kv_a, r->h, &r->h8, r->first + f.kv, true,
-		    f.ld);
+		    f.ld, true);
 	if (l->idx_k.w != NULL)
 		rc |= linear(r, &l->idx_k, r->h, &r->h8, r->first + f.k, true,
-		    f.ld);
-	if (l->idx_w.w != NULL && !weights_by_query(c, r, l))
+		    f.ld, true);
+	if (l->idx_w.w != NULL && !weights_by_latents(c, r, l))
 		rc |= linear(r, &l->idx_w, r->h, &r->h8, r->first + f.w, true,
-		    f.ld);
+		    f.ld, true);
 	return rc;
 }
 
@@ -486,7 +567,7 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	dcpg_first f = dcpg_first_of(m, layer);
 	dcpg_layer *l = &r->layer[layer];
 	latent_args a = {};
-	uint32_t wide;
+	uint32_t blocks;
 	int rc;
 
 	if (r->m == 0)
@@ -527,9 +608,20 @@ first_half(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 		a.D = c->D;
 		a.dr = r->dr;
 	}
-	wide = std::max({ a.q_lora / 4, a.c / 4, a.r / 2, 32u });
-	return rc | dcpg_launch_early("latents", latents, dim3(r->m,
-	    m->full[layer] ? 3 : 2), (wide + 31) / 32 * 32, r->st, a);
+	a.m = r->m;
+	blocks = r->m * (m->full[layer] ? 3 : 2);
+	if (!m->full[layer] || !weights_by_latents(c, r, l))
+		return rc | dcpg_launch_early("latents", latents<false>,
+		    blocks, latent_threads(m), r->st, a);
+	a.h = r->h;
+	a.iww = l->idx_w.w;
+	a.hidden = m->hidden;
+	a.hi = m->idx_heads;
+	a.wx = r->ya;		/* free until the output's product */
+	a.wx_ld = m->hidden;
+	blocks += weight_blocks(r->m, a.hi);
+	return rc | dcpg_launch_early("latents", latents<true>, blocks,
+	    latent_threads(m), r->st, a);
 }
 
 static int
@@ -668,7 +760,6 @@ static int
 index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 {
 	const dcpk_model *m = &c->s.model;
-	const dcpg_layer *l = &r->layer[layer];
 	dcpg_first f = dcpg_first_of(m, layer);
 	uint32_t heads = QUERY_THREADS / 32;	/* of a block */
 	query_args a = {};
@@ -680,15 +771,14 @@ index_query(dcpk_ctx *c, dcpg_rank *r, uint32_t layer)
 	a.sin = r->sin;
 	a.r = m->rope;
 	a.iq = r->iq;
-	if (weights_by_query(c, r, l)) {
-		a.x = r->h;
-		a.ww = l->idx_w.w;
-		a.hidden = m->hidden;
-		heads /= WEIGHT_WARPS;
-	} else {
-		a.wx = r->first + f.w;
-	}
+	a.wx = r->first + f.w;
 	a.ld = f.ld;
+	a.parts = 1;
+	if (weights_by_latents(c, r, &r->layer[layer])) {
+		a.wx = r->ya;
+		a.ld = m->hidden;
+		a.parts = PARTS;
+	}
 	a.iw = r->iw;
 	a.iq8 = c->fast_index || c->fast_rows ? r->iq8 : NULL;
 	a.tiled = c->fast_rows;
