@@ -1,5 +1,5 @@
 /*
- * FFN: dense through cuBLASLt; routed experts grouped, without the host
+ * FFN: dense through dcpg_product; routed experts grouped, without the host
  * knowing who goes where: rows are sorted by expert into slots on the device
  * (route.cu), and one launch covers every expert's tiles (experts.cu). Every
  * rank has a slice of every expert; partial sums meet in dcpg_sum_norm.
@@ -27,14 +27,17 @@ silu_mul(const float *gu, bf16 *y, uint32_t n)
 		    __float2bfloat16(dcpg::glu(g[0], g[n]));
 }
 
-/* The same and as codes, n a multiple of 128: four columns a thread. */
+/* The same and as codes, n a multiple of 128: four columns a thread. Early:
+ * down's weights may come while gate and up still run. */
 __global__ void __launch_bounds__(256)
 silu_codes(const float *gu, bf16 *y, struct dcpg_codes y8, uint32_t m,
-    uint32_t n)
+    uint32_t n, bool early)
 {
 	uint32_t row = blockIdx.x, q = blockIdx.y * 256 + threadIdx.x;
 	const float4 *g = (const float4 *)(gu + (size_t)row * 2 * n) + q;
 
+	if (early)
+		dcpg::launch_next();
 	dcpg::launch_wait();
 	dcpg::launch_next();
 	if (q >= n / 4)
@@ -166,7 +169,7 @@ no_ffn(dcpk_ctx *c, dcpg_rank *r)
  * rank). */
 static int
 plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *stack,
-    const dcpg_mat *gate, const dcpg_mat *up, const dcpg_mat *down)
+    const dcpg_mat *gate, const dcpg_mat *up, const dcpg_mat *down, bool early)
 {
 	uint32_t H = c->s.model.hidden, n = gate->n;
 	dcpg_prod p = {};
@@ -181,7 +184,7 @@ plain_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_mat *stack,
 	if (down->scale != NULL)
 		rc |= dcpg_launch_early("silu_codes", silu_codes, dim3(c->rows,
 		    (n + 1023) / 1024), 256, r->st, r->gu, r->a16, r->a8,
-		    c->rows, n);
+		    c->rows, n, early);
 	else
 		rc |= dcpg_launch_early("silu_mul", silu_mul, dim3(c->rows,
 		    (n + 255) / 256), 256, r->st, r->gu, r->a16, n);
@@ -205,9 +208,32 @@ grouped(dcpg_rank *r, const group_args *g, uint32_t tiles)
 	grouped_product<<<grid, 128, 0, r->st>>>(*g);
 }
 
-/* Who goes where: eid, ew, and the slots in tiles of `tile`. */
+/* Whether experts.cu or experts4.cu have the layer's products. */
+static bool
+fits(const dcpk_ctx *c, const dcpg_layer *l)
+{
+	uint32_t H = c->s.model.hidden;
+
+	return (l->e_gate4 || dcpg_experts_fit(l->e_slice, H, l->e_gate8)) &&
+	    (l->e_down4 || dcpg_experts_fit(H, l->e_slice, l->e_down8));
+}
+
+/* Slots of a tile: both products are to have the same. */
+static uint32_t
+tile_of(const dcpk_ctx *c, const dcpg_layer *l)
+{
+	const dcpk_model *m = &c->s.model;
+
+	if (!fits(c, l))
+		return TM;
+	return l->e_gate4 && l->e_down4 ? dcpg_expert_tile4(c->rows,
+	    m->experts_tok, m->experts) : dcpg_expert_tile(c->rows,
+	    m->experts_tok, m->experts, 0);
+}
+
+/* Who goes where: eid, ew, and the slots in tiles. */
 static int
-route(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, bool fit, uint32_t tile)
+route(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 {
 	const dcpk_model *m = &c->s.model;
 	struct dcpg_route a = {};
@@ -231,13 +257,13 @@ route(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, bool fit, uint32_t tile)
 	a.part_floats = (size_t)c->rows * m->experts_tok * m->hidden;
 	rc = dcpg_route(&a, r->st);
 	s.eid = r->eid;
-	s.tile = tile;
+	s.tile = tile_of(c, l);
 	s.slot = r->slot;
 	s.slot_row = r->slot_row;
 	s.first = r->eslot0;
 	s.tile0 = r->tile0;
 	s.tile_e = r->tile_e;
-	s.tile_m = fit ? NULL : r->tile_m;
+	s.tile_m = fits(c, l) ? NULL : r->tile_m;
 	return rc != 0 ? rc : dcpg_slots(&s, r->st);
 }
 
@@ -349,25 +375,17 @@ plain_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
 }
 
 static int
-experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
+experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, bool add)
 {
 	const dcpk_model *m = &c->s.model;
-	bool fit = (l->e_gate4 || dcpg_experts_fit(l->e_slice, m->hidden,
-	    l->e_gate8)) && (l->e_down4 || dcpg_experts_fit(m->hidden,
-	    l->e_slice, l->e_down8));
-	/* both products are to have the same tiles */
-	uint32_t tile = !fit ? (uint32_t)TM : l->e_gate4 && l->e_down4 ?
-	    dcpg_expert_tile4(c->rows, m->experts_tok, m->experts) :
-	    dcpg_expert_tile(c->rows, m->experts_tok, m->experts, 0);
+	bool fit = fits(c, l);
 	struct dcpg_combine y = {};
 	int rc;
 
 	if (l->e_slice == 0)
 		return add ? 0 : no_ffn(c, r);
-	rc = route(c, r, l, fit, tile);
-	if (rc == 0)
-		rc = fit ? fast_experts(c, r, l, tile) :
-		    plain_experts(c, r, l);
+	rc = fit ? fast_experts(c, r, l, tile_of(c, l)) :
+	    plain_experts(c, r, l);
 	y.eid = r->eid;
 	y.slot = r->slot;
 	y.ew = r->ew;
@@ -379,6 +397,44 @@ experts(dcpk_ctx *c, dcpg_rank *r, dcpg_layer *l, bool add)
 	y.add = add;
 	y.y = r->yf;
 	return rc != 0 ? rc : dcpg_combine(&y, r->st);
+}
+
+static int
+shared_expert(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, bool early)
+{
+	return plain_ffn(c, r, &l->s_gate_up, &l->s_gate, &l->s_up,
+	    &l->s_down, early);
+}
+
+/*
+ * A layer of experts. In decode who goes where is found out on the side stream,
+ * beside the shared expert: that one reads weights, the other waits most of
+ * its time. With events each meeting has all of a rank's work before it.
+ */
+static int
+sparse_ffn(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l)
+{
+	bool shared = c->s.model.shared_experts != 0;
+	bool aside = shared && c->rows <= 64 && l->e_slice != 0 &&
+	    (c->W == 1 || c->s.comm == DCPK_COMM_PEER);
+	int rc = 0;
+
+	if (aside)
+		rc |= dcpg_fork(r);
+	if (shared)
+		/* beside the router down's blocks would be in its way */
+		rc |= shared_expert(c, r, l, !aside);
+	if (aside)
+		dcpg_aside(r);
+	if (l->e_slice != 0)
+		rc |= route(c, r, l);
+	if (aside) {
+		dcpg_aside(r);
+		rc |= dcpg_joins(r);
+		rc |= dcpg_ok(cudaStreamWaitEvent(r->st, r->joined, 0),
+		    "join");
+	}
+	return rc != 0 ? rc : experts(c, r, l, shared);
 }
 
 int
@@ -396,13 +452,10 @@ dcpg_ffn_op(dcpk_ctx *c, uint32_t layer)
 		cudaSetDevice(r->dev);
 		if (!m->sparse[layer]) {
 			rc |= plain_ffn(c, r, &l->gate_up, &l->gate, &l->up,
-			    &l->down);
+			    &l->down, true);
 			continue;
 		}
-		if (m->shared_experts != 0)
-			rc |= plain_ffn(c, r, &l->s_gate_up, &l->s_gate,
-			    &l->s_up, &l->s_down);
-		rc |= experts(c, r, l, m->shared_experts != 0);
+		rc |= sparse_ffn(c, r, l);
 	}
 	rc |= dcpg_sum_norm(c, false, layer);
 	return rc != 0 ? -EIO : 0;

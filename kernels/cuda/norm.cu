@@ -35,6 +35,8 @@ struct norm_args {
 	uint8_t *h4;		/* e4m3 in units of h4_unit, or NULL */
 	float h4_unit;
 	uint32_t n;
+	const char *next;	/* what is read soon: into the L2 */
+	uint64_t next_bytes;
 };
 
 /* A block's share of a row's n / 4 float4: whole warps, for put_codes. */
@@ -70,6 +72,18 @@ parts(const norm_args &a, uint32_t i, uint32_t at)
 				s = s + p[k];
 	}
 	return s;
+}
+
+/* All blocks but the first, which tells the peers. */
+__device__ static void
+fetch_next(const norm_args &a)
+{
+	uint64_t step = (uint64_t)(gridDim.x - 1) * blockDim.x * 128;
+	uint64_t at = ((uint64_t)(blockIdx.x - 1) * blockDim.x + threadIdx.x) *
+	    128;
+
+	for (; at < a.next_bytes; at += step)
+		asm volatile("prefetch.global.L2 [%0];" :: "l"(a.next + at));
 }
 
 /* Over the cluster; every thread gets it. */
@@ -133,6 +147,8 @@ sum_norm(const __grid_constant__ norm_args a)
 		dcpg::cluster_arrive();
 	dcpg::launch_wait();
 	dcpg::launch_next();	/* a product's weights may come meanwhile */
+	if (blockIdx.x != 0 && a.next_bytes != 0)
+		fetch_next(a);	/* while peers are waited for */
 	if (mine)
 		v = *x;
 	if (a.T != 0) {
@@ -304,6 +320,10 @@ next_norm(dcpk_ctx *c, dcpg_rank *r, bool attention, uint32_t layer,
 		a->w = r->layer[layer].post_norm;
 		a->h8 = codes(r, layer, false);
 		a->hf = m->sparse[layer] ? r->hf : NULL;
+		if (m->sparse[layer] && m->experts_tok != 0) {
+			a->next = (const char *)r->layer[layer].router;
+			a->next_bytes = (uint64_t)m->experts * m->hidden * 4;
+		}
 		if (r->layer[layer].e_gate4) {
 			a->h4 = r->h4;
 			a->h4_unit = r->layer[layer].e_unit[0];

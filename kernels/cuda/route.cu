@@ -450,7 +450,8 @@ slot_kernel(const struct dcpg_slots g, uint32_t tiles)
 
 /* --- sum ----------------------------------------------------------------- */
 
-/* A thread owns the columns that fit into a V of T. */
+/* A thread owns the columns that fit into a V of T. Who goes where and y are
+ * older than the kernel before this one (dcpg.h): read while that runs. */
 template <typename T, typename V>
 __global__ void __launch_bounds__(256)
 combine_kernel(const struct dcpg_combine g)
@@ -463,25 +464,26 @@ combine_kernel(const struct dcpg_combine g)
 	typedef typename std::conditional<N == 1, float, float4>::type F;
 	V x[8];
 	float y[N] = {};
-	F old[N == 1 ? 1 : N / 4] = {}, *out;
+	F old[N == 1 ? 1 : N / 4] = {};
+	F *out = (F *)(g.y + (size_t)i * g.n + d * N);
 
-	launch_wait();
-	launch_next();
+	for (uint32_t c = 0; g.add && d < g.n / N &&
+	    c < sizeof old / sizeof *old; c++)
+		old[c] = __ldcg(out + c);
 	if (k < g.each) {
 		const uint32_t *id = g.eid + (size_t)i * g.each;
-		uint32_t before = 0;
+		uint32_t before = 0, mine = __ldcg(id + k);
 
 		for (uint32_t o = 0; o < g.each; o++)
-			before += id[o] < id[k];
-		slot[before] = g.slot[(size_t)i * g.each + k];
-		weight[before] = g.ew[(size_t)i * g.each + k];
+			before += __ldcg(id + o) < mine;
+		slot[before] = __ldcg(g.slot + (size_t)i * g.each + k);
+		weight[before] = __ldcg(g.ew + (size_t)i * g.each + k);
 	}
+	launch_wait();
+	launch_next();
 	__syncthreads();
 	if (d >= g.n / N)
 		return;
-	out = (F *)(g.y + (size_t)i * g.n + d * N);
-	for (uint32_t c = 0; g.add && c < sizeof old / sizeof *old; c++)
-		old[c] = out[c];
 	for (uint32_t b = 0; b < g.each; b += 8) {
 #pragma unroll
 		for (uint32_t j = 0; j < 8; j++)
