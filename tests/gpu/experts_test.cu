@@ -590,11 +590,12 @@ int4_case(ExpertCase c, float y_unit, uint64_t salt)
 			norm[i] += v[j] * v[j];
 		}
 		for (uint32_t j = 0; y_unit > 0 && j < c.n; j++) {
-			/* 3 bits, 2^-9 at least */
+			/* 3 bits, 2^-9 at least; and what the sums are off
+			 * by, of large values as of others */
 			double step = fmax(fabs(v[j]), y_unit / 64) / 16;
 
 			far[i] += !(fabs(o[j] - v[j]) <= step * 1.01 + 2e-3 *
-			    sqrt(norm[i] / c.n));
+			    (sqrt(norm[i] / c.n) + fabs(v[j])));
 		}
 	});
 	double e2 = 0, n2 = 0, worst = 0;
