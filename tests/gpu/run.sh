@@ -89,7 +89,7 @@ module host 40
 module wire 40
 module edge 30
 module mask 30
-module fp8 90
+module fp8 150
 module int4 40
 part failstop 160 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
     "$stage" "$bin/libfault.so"
