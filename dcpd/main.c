@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
@@ -90,19 +91,26 @@ hold_hup(bool hold)
 }
 
 /*
- * While it starts: ends the process when a phase takes longer than it may. The
- * main thread is in a call of the device's then, and cannot be waited for.
+ * While it starts, about every second: ends the process when there is no sign
+ * of a phase for longer than it may take. The main thread is in a call of the
+ * device's then, and cannot be waited for. Time in which the whole process
+ * stood is not the device's.
  */
 static void
 look_at_start(struct dcpd_run *run)
 {
+	static double looked, stood;
+	static uint32_t signs;
 	const char *name = NULL;
-	double most = 0;
+	double now = dcpd_now(), most = 0;
 
+	stood = signs != run->phase_signs ? 0 : stood + fmin(now - looked, 2);
+	signs = run->phase_signs;
+	looked = now;
 	if (pthread_rwlock_tryrdlock(&run->lock) != 0)
 		return;
 	if (run->phase_began > 0 && run->phase_most > 0 &&
-	    dcpd_now() - run->phase_began > run->phase_most) {
+	    stood > run->phase_most) {
 		name = run->phase[run->phases - 1].name;
 		most = run->phase_most;
 	}
@@ -144,11 +152,10 @@ signal_main(void *arg)
 	for (;;) {
 		s = sig.serving ? sigwaitinfo(&set, NULL) :
 		    sigtimedwait(&set, NULL, &tick);
-		if (s < 0) {
-			if (!sig.serving && sig.failed == 0)
-				look_at_start(&sig.daemon->run);
+		if (!sig.serving && sig.failed == 0)
+			look_at_start(&sig.daemon->run);
+		if (s < 0)
 			continue;
-		}
 		if (s == SIGHUP) {	/* while loading: when it serves */
 			sig.hup = true;
 			if (write(sig.fd, &one, sizeof one) < 0)

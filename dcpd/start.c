@@ -30,13 +30,13 @@
 #define NULL_PAGE_BYTES 65536u	/* that --host-cache-bytes counts a page */
 
 /*
- * Phases in which nothing but the device is waited for may take so many times
- * --stuck-after (main.c ends the process then): a driver that does not come
- * back is waited for by no bound of its own. To open may pin much host memory.
+ * Phases that call the device may take so many times --stuck-after (main.c ends
+ * the process then): a driver that does not come back is waited for by no bound
+ * of its own. LONG: what wakes the driver, may pin much host memory, run large
+ * weights on the CPU, or read them, where it is the time from tensor to tensor.
  */
-#define OPEN_MOST 30
-#define MEASURE_MOST 2
-#define GRAPHS_MOST 30
+#define SHORT 2
+#define LONG 30
 
 static void
 phase(struct dcpd_daemon *d, const char *name, int most)
@@ -49,6 +49,7 @@ phase(struct dcpd_daemon *d, const char *name, int most)
 	r->phase[r->phases++].seconds = 0;
 	r->phase_began = dcpd_now();
 	r->phase_most = most * d->opt.stuck_after;
+	r->phase_signs++;
 	pthread_rwlock_unlock(&r->lock);
 	sd_notifyf(0, "STATUS=loading: %s\nEXTEND_TIMEOUT_USEC=%.0f", name,
 	    fmax(60, most * d->opt.stuck_after + 10) * 1e6);
@@ -337,7 +338,7 @@ start_null(struct dcpd_daemon *d, struct dcpd_err *err)
 	uint32_t vocab = o->null_vocab, ctx = o->max_context;
 	int rc;
 
-	phase(d, "open", OPEN_MOST);
+	phase(d, "open", LONG);
 	if (d->tok != NULL && vocab == 0)
 		vocab = dcpd_token_limit(d->tok);
 	if (d->tok != NULL && vocab < dcpd_token_limit(d->tok))
@@ -403,7 +404,7 @@ phase_open(struct dcpd_daemon *d, const struct dcpk_backend *b,
 	struct dcpk_setup s;
 	int rc;
 
-	phase(d, "open", OPEN_MOST);
+	phase(d, "open", LONG);
 	dcpd_memplan_setup(in, topo, plan->pages, plan->host_pages, &s);
 	s.token_ok = ids;
 	rc = dcpd_engine_open(&d->model, b, &d->config, &s, err);
@@ -428,6 +429,7 @@ load_tick(void *arg, uint64_t done, uint64_t total)
 
 	d->run.done = done;
 	d->run.total = total;
+	d->run.phase_signs++;
 	if (now - last < 1)
 		return;
 	last = now;
@@ -447,7 +449,7 @@ phase_weights(struct dcpd_daemon *d, struct dcpd_err *err)
 	char text[32];
 	int rc;
 
-	phase(d, "weights", 0);
+	phase(d, "weights", LONG);
 	rc = dcpd_engine_load(&d->model, d->opt.model, &lo, err);
 	if (rc != 0)
 		return rc;
@@ -462,7 +464,7 @@ phase_measure(struct dcpd_daemon *d, struct dcpd_err *err)
 	const struct dcpk_speed *s = &d->model.speed;
 	int rc;
 
-	phase(d, "measure", MEASURE_MOST);
+	phase(d, "measure", SHORT);
 	rc = dcpd_engine_ready(&d->model, d->opt.model, err);
 	if (rc != 0)
 		return rc;
@@ -480,7 +482,7 @@ phase_graphs(struct dcpd_daemon *d, struct dcpd_err *err)
 
 	if (d->model.setup.graph_rows == 0)
 		return 0;
-	phase(d, "graphs", GRAPHS_MOST);
+	phase(d, "graphs", LONG);
 	rc = dcpd_engine_graphs(&d->model, &made, err);
 	if (rc != 0)
 		return rc;
@@ -498,7 +500,7 @@ phase_ready(struct dcpd_daemon *d, const struct dcpk_backend *b,
 	struct dcpk_bytes actual[DCPK_MAX_RANKS];
 	char *text, *line, *save;
 
-	phase(d, "ready", 0);
+	phase(d, "ready", SHORT);
 	memset(actual, 0, sizeof actual);
 	b->actual(d->model.ctx, actual);
 	text = dcpd_memplan_text(in, plan, actual);
@@ -560,7 +562,7 @@ start_model(struct dcpd_daemon *d, struct dcpd_err *err)
 	struct dcpk_topo topo;
 	int rc;
 
-	phase(d, "plan", 0);
+	phase(d, "plan", LONG);
 	if ((rc = dcpd_device(d->opt.device, &b, err)) != 0 ||
 	    (rc = plan_input(d, &topo, &in, err)) != 0)
 		return rc;
@@ -586,7 +588,7 @@ phase_selftest(struct dcpd_daemon *d, struct dcpd_err *err)
 {
 	int rc;
 
-	phase(d, "self-test", 0);
+	phase(d, "self-test", LONG);
 	if ((rc = dcpd_selftest(&d->engine, err)) != 0)
 		return rc;
 	phase_done(d, "one token");

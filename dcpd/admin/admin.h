@@ -39,7 +39,8 @@ struct dcpd_run {
 	} phase[DCPD_MAX_PHASES];
 	uint32_t phases;		/* the last of them may be under way */
 	double phase_began;		/* 0: none is */
-	double phase_most;		/* s it may take; 0: any time */
+	double phase_most;		/* s without a sign; 0: any time */
+	_Atomic uint32_t phase_signs;	/* counts: a phase, weights read */
 	_Atomic uint64_t done, total;	/* bytes of weights read, in all */
 	struct dcpd_sched *sched;
 	struct dcpd_ipc *ipc;

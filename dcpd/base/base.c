@@ -37,9 +37,10 @@ put(char *to, size_t cap, const char *fmt, va_list ap)
 	if (all != NULL) {
 		vsnprintf(all, n + 1, fmt, again);
 		tail = all + n - (cap - head - sizeof gap);
-		while ((all[head] & 0xc0) == 0x80)
+		/* no character is cut, where these are characters */
+		for (int i = 0; i < 3 && (all[head] & 0xc0) == 0x80; i++)
 			head--;
-		while ((*tail & 0xc0) == 0x80)
+		for (int i = 0; i < 3 && (*tail & 0xc0) == 0x80; i++)
 			tail++;
 		snprintf(to, cap, "%.*s%s%s", (int)head, all, gap, tail);
 		free(all);

@@ -2,7 +2,8 @@
  * A module of --device cuda that finds no GPU: the loader and its refusals are
  * tested with it. FAKE_ABI: the ABI that it claims. FAKE_HANG: exit() never
  * ends, as where a driver waits for a kernel that is stuck, or, where it is
- * "open", opening does not. FAKE_LOST: there is a GPU, and it gives an error.
+ * "open", opening does not, where "memory" not even its size is told. FAKE_LOST:
+ * there is a GPU, and it gives an error.
  */
 #include "config.h"
 
@@ -59,6 +60,13 @@ fake_open(const struct dcpk_setup *s, struct dcpk_ctx **out,
 	return -ENODEV;
 }
 
+static int
+fake_memory(const struct dcpk_setup *s, uint64_t *bytes, struct dcpk_err *err)
+{
+	hang();
+	return 0;
+}
+
 static struct dcpk_backend fake = {
 	.abi = DCPK_ABI, .size = sizeof fake, .name = "cuda",
 	.bytes = fake_bytes, .open = fake_open,
@@ -72,7 +80,11 @@ dcpk_backend_get(uint32_t abi)
 {
 	const char *claim = getenv("FAKE_ABI");
 
+	const char *how = getenv("FAKE_HANG");
+
 	if (claim != NULL)
 		fake.abi = (uint32_t)atoi(claim);
+	if (how != NULL && strcmp(how, "memory") == 0)
+		fake.memory = fake_memory;
 	return &fake;
 }

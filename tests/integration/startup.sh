@@ -106,10 +106,12 @@ if [ -n "${FAKE_MODULE_DIR:-}" ]; then
 	[ $rc = 1 ] || fail "a device that is lost: exit code $rc, want 1"
 	grep -q "GPU 0: fell off" "$work/log" || fail "a lost device: not said"
 	# 30 times --stuck-after: looked at last
-	FAKE_HANG=open timeout 60 "$DCPD" --socket "$work/open" --model "$TINY" \
-	    --device cuda --kv-bytes-per-rank 1MiB --stuck-after 1 \
-	    2>"$work/log.open" &
-	hangs=$!
+	for how in memory open; do
+		FAKE_HANG=$how timeout 60 "$DCPD" --socket "$work/$how" \
+		    --model "$TINY" --device cuda --stuck-after 1 \
+		    --kv-bytes-per-rank 1MiB 2>"$work/log.$how" &
+		hangs="${hangs:-} $how=$!"
+	done
 	unset DCPD_MODULE_DIR
 fi
 
@@ -205,13 +207,13 @@ rc=0
 [ $rc = 2 ] && grep -q "no such command" "$work/o" || fail "help nothing: $rc"
 
 # A driver that does not come back, above: no configuration is to blame.
-if [ -n "${hangs:-}" ]; then
-	rc=0
-	wait "$hangs" || rc=$?
-	cp "$work/log.open" "$work/log"
-	[ $rc = 1 ] || fail "a driver that hangs in open: $rc, want 1"
-	grep -q "stuck: open has not ended for 30 s: the device" "$work/log" ||
-	    fail "a driver that hangs in open: not said"
-	[ ! -e "$work/open" ] || fail "a driver that hangs in open: its socket"
-fi
+for h in ${hangs:-}; do
+	rc=0 how=${h%=*}
+	wait "${h#*=}" || rc=$?
+	cp "$work/log.$how" "$work/log"
+	[ $rc = 1 ] || fail "a driver that hangs in $how: $rc, want 1"
+	grep -q "stuck: [a-z]* has not ended for 30 s: the device" "$work/log" ||
+	    fail "a driver that hangs in $how: not said"
+	[ ! -e "$work/$how" ] || fail "a driver that hangs in $how: its socket"
+done
 echo "all ok"
