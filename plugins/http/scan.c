@@ -13,6 +13,7 @@ enum {
 	AT_SIZE_LF,
 	AT_DATA, AT_DATA_CR, AT_DATA_LF,
 	AT_TRAILER,
+	AT_BAD_SIZE, AT_BAD_REST,	/* of a line with one */
 	AT_END,			/* or there is nothing to look for */
 };
 
@@ -32,7 +33,7 @@ scan_pass(struct scan *s, size_t n)
 		s->left -= n;
 		return true;
 	}
-	return s->at == AT_END;
+	return s->at == AT_END && !s->bad;
 }
 
 /* A byte of the head or of a trailer; true: that is over with it. */
@@ -70,7 +71,55 @@ size_begins(struct scan *s)
 {
 	s->matched = 0;
 	s->left = 0;
-	return AT_SIZE;
+	s->len = 0;
+	s->line_empty = true;
+	return s->bad ? AT_BAD_SIZE : AT_SIZE;
+}
+
+/* Behind a size: a chunk, or the trailer. */
+static int
+size_ends(struct scan *s)
+{
+	s->line_empty = true;
+	s->len = 0;
+	return s->left > 0 ? AT_DATA : AT_TRAILER;
+}
+
+/* As strtoll() reads a number, and evhttp passes over an empty line. */
+static int
+bad_size(struct scan *s, char c)
+{
+	int d = digit(c);
+
+	if (c == '\n')
+		return s->line_empty ? size_begins(s) : size_ends(s);
+	if (c == '\0')		/* the line ends here for evhttp */
+		return AT_BAD_REST;
+	s->line_empty &= c == '\r';
+	if (d >= 0) {
+		s->matched++;
+		s->left = s->left << 4 | (unsigned)d;
+		return AT_BAD_SIZE;
+	}
+	if (s->matched == 0 && (isspace((unsigned char)c) || c == '+'))
+		return AT_BAD_SIZE;
+	if (s->matched == 1 && s->left == 0 && (c == 'x' || c == 'X'))
+		return AT_BAD_SIZE;
+	return AT_BAD_REST;
+}
+
+static int
+bad_rest(struct scan *s, char c)
+{
+	return c != '\n' ? AT_BAD_REST :
+	    s->line_empty ? size_begins(s) : size_ends(s);
+}
+
+static int
+bad(struct scan *s, char c)
+{
+	s->bad = true;
+	return bad_size(s, c);
 }
 
 static int
@@ -83,23 +132,18 @@ size(struct scan *s, char c)
 		s->left = s->left << 4 | (unsigned)d;
 		return AT_SIZE;
 	}
-	s->bad = c != '\r' || s->matched == 0;
-	return s->bad ? AT_END : AT_SIZE_LF;
+	s->line_empty &= s->matched == 0;
+	return c == '\r' && s->matched > 0 ? AT_SIZE_LF : bad(s, c);
 }
 
-/* Behind a size: a chunk, or the trailer. */
+/* A chunk's bytes are over, and a line that is empty comes. */
 static int
-size_ends(struct scan *s)
+data_ends(struct scan *s, char c, char want, int then)
 {
-	s->line_empty = true;
-	return s->left > 0 ? AT_DATA : AT_TRAILER;
-}
-
-static int
-expect(struct scan *s, char c, char want, int then)
-{
-	s->bad = c != want;
-	return s->bad ? AT_END : then;
+	if (c == want)
+		return then;
+	(void)size_begins(s);
+	return bad(s, c);
 }
 
 static int
@@ -113,13 +157,23 @@ step(struct scan *s, char c)
 	case AT_SIZE:
 		return size(s, c);
 	case AT_SIZE_LF:
-		return expect(s, c, '\n', size_ends(s));
+		if (c == '\n')
+			return size_ends(s);
+		s->bad = true;
+		return AT_BAD_REST;
 	case AT_DATA_CR:
-		return expect(s, c, '\r', AT_DATA_LF);
+		return data_ends(s, c, '\r', AT_DATA_LF);
 	case AT_DATA_LF:
-		return expect(s, c, '\n', size_begins(s));
+		return data_ends(s, c, '\n', size_begins(s));
+	case AT_BAD_SIZE:
+		return bad_size(s, c);
+	case AT_BAD_REST:
+		return bad_rest(s, c);
 	case AT_TRAILER:
-		return line(s, c) ? AT_END : AT_TRAILER;
+		if (!line(s, c))
+			return AT_TRAILER;
+		s->len = 0;
+		return AT_END;
 	default:
 		return AT_END;
 	}
@@ -132,7 +186,9 @@ scan_bytes(struct scan *s, const char *p, size_t n)
 
 	while (p < end && s->at != AT_END) {
 		if (s->at != AT_DATA) {
+			s->len++;
 			s->at = step(s, *p++);
+			s->endless |= s->bad && s->len > SCAN_LINE_MAX;
 			continue;
 		}
 		n = (size_t)(end - p) < s->left ? (size_t)(end - p) :
@@ -140,6 +196,9 @@ scan_bytes(struct scan *s, const char *p, size_t n)
 		p += n;
 		s->left -= n;
 		if (s->left == 0)
-			s->at = AT_DATA_CR;
+			s->at = s->bad ? size_begins(s) : AT_DATA_CR;
 	}
+	/* evhttp would have ended, too, if it had read this as we do. */
+	s->len += (size_t)(end - p);
+	s->endless |= s->bad && s->len > SCAN_LINE_MAX;
 }

@@ -166,6 +166,16 @@ enter(struct conn *c, enum state state)
 		let_go(c);
 }
 
+/* The sweep drops it, and until then nothing more is read of it. */
+static void
+end_too_large(struct conn *c)
+{
+	c->broken = c->too_large = true;
+	c->server->going += c->held;
+	bufferevent_disable(c->bev, EV_READ);
+	event_active(c->server->sweep, 0, 0);
+}
+
 /*
  * Bodies come in before anything is known of who sends them, and some stay
  * until their answer is out, so that what they take in all is bounded, too. The
@@ -192,10 +202,7 @@ hold(struct conn *c, size_t n)
 	http_log(s->http, LOG_WARNING, "requests of %llu bytes are in memory "
 	    "at once, more than max_input: the largest that comes in is "
 	    "dropped, %zu bytes", (unsigned long long)s->held, most->held);
-	most->broken = most->too_large = true;
-	s->going += most->held;
-	bufferevent_disable(most->bev, EV_READ);
-	event_active(s->sweep, 0, 0);
+	end_too_large(most);
 }
 
 /* evhttp would wait for the end of its line, and the client for an answer. */
@@ -223,6 +230,9 @@ scan(struct conn *c, const char *p, size_t n)
 			refuse_tls(c);
 	}
 	scan_bytes(&c->scan, p, n);
+	/* If evhttp has refused it, it looks at these bytes no more. */
+	if (c->scan.endless && !c->too_large && !c->reworded)
+		end_too_large(c);
 	if (c->state == C_HEAD && c->scan.head_over)
 		enter(c, C_BODY);
 	if (n > 0 && c->state == C_BODY)

@@ -284,6 +284,29 @@ def a_length_in_doubt_is_refused(d):
         assert s.answer()[0] == 200
 
 
+def a_size_without_an_end_is_cut_off(d):
+    """libevent has no limit for such a line, and searches all of it."""
+    for begin in (b"5;", b"0x5\r\nabcde\r\nz"):
+        sent = 0
+        with Raw(d.port) as s:
+            try:
+                s.send(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n"
+                       b"Transfer-Encoding: chunked\r\n\r\n" + begin)
+                while sent < 64 << 20:
+                    s.send(b"e" * 65536)
+                    sent += 65536
+            except OSError:
+                pass
+        assert sent < 64 << 20, "its line may be of any length"
+    # One that ends, before a chunk that is long, is told what is wrong.
+    with Raw(d.port) as s:
+        s.send(b"POST /v1/completions HTTP/1.1\r\n"
+               b"Transfer-Encoding: chunked\r\n\r\n" +
+               b"%x \r\n" % 100000 + b"e" * 100000 + b"\r\n0\r\n\r\n")
+        assert s.answer()[0] == 400
+        assert closes(s)
+
+
 def chunked_bodies_are_read(d):
     raw = json.dumps(SHORT).encode()
     with Raw(d.port) as s:
@@ -971,7 +994,8 @@ with Configured({"head_timeout": 1, "idle_timeout": 2, "stuck_timeout": 4},
         a_connection_at_rest_is_closed, a_reader_that_takes_nothing_is_cut_off,
         a_slow_reader_gets_all_of_it, a_flood_while_streaming_is_not_read,
         a_large_head_is_refused, a_large_body_is_refused,
-        a_length_in_doubt_is_refused, chunked_bodies_are_read,
+        a_length_in_doubt_is_refused, a_size_without_an_end_is_cut_off,
+        chunked_bodies_are_read,
         chunks_that_are_none_are_refused,
         an_old_client_gets_a_stream_that_ends, silence_is_filled,
         tls_is_refused_at_once, keep_alive_holds, the_request_id_comes_back,

@@ -131,8 +131,57 @@ START_TEST(what_only_looks_like_chunks_is_bad)
 
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		snprintf(text, sizeof text, "%s%s", CHUNKED, bad[i]);
-		expect(text, true, true, true, false);
+		expect(text, true, true, true, true);
 	}
+}
+END_TEST
+
+/* What is behind a bad size, up to what no line may be longer than. */
+static bool
+endless(const char *head, size_t n)
+{
+	static char fill[40000];
+	struct scan s;
+
+	memset(fill, 'e', sizeof fill);
+	scan_begin(&s);
+	scan_bytes(&s, CHUNKED, strlen(CHUNKED));
+	scan_bytes(&s, head, strlen(head));
+	while (n > 0) {
+		size_t m = n < 1000 ? n : 1000;
+
+		scan_bytes(&s, fill, m);
+		n -= m;
+	}
+	ck_assert(s.bad);
+	return s.endless;
+}
+
+/*
+ * Which libevent would look through at each read, or waits for as for a body:
+ * that ends with a refusal, if it ends.
+ */
+START_TEST(a_line_behind_a_bad_size_ends)
+{
+	static const char *const lines[] = {
+		"5;", "0x", "z", "-", "5 ", "5\r", "00000000000000000",
+		/* and in a later line, as libevent reads them */
+		"0x5\r\nabcde\r\n5;", "+5\nabcde5;", " 5\r\nabcde\r\n\r\n5;",
+		"5 junk\r\nabcde\n1\r\na\r\nz", "5\r\nabcde\n1\ra",
+		"5\r\nabcde\rz", "0x0\r\nA: b\r\n\r\n",
+		"00000000000000000005\nabcdez", "\r\n5\r\nabcde;",
+	};
+
+	for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+		ck_assert_msg(!endless(lines[i], SCAN_LINE_MAX - 100), "%s",
+		    lines[i]);
+		ck_assert_msg(endless(lines[i], SCAN_LINE_MAX + 1), "%s",
+		    lines[i]);
+	}
+	/* A chunk is no line. */
+	ck_assert(!endless("0x9000\r\n", 0x9000));
+	ck_assert(!endless("9000 \r\n", 0x9000));
+	ck_assert(endless("5 \r\n", 0x9000));
 }
 END_TEST
 
@@ -149,6 +198,7 @@ main(void)
 	tcase_add_test(t, chunks_by_the_rfc_are_good);
 	tcase_add_test(t, bytes_of_a_chunk_pass);
 	tcase_add_test(t, what_only_looks_like_chunks_is_bad);
+	tcase_add_test(t, a_line_behind_a_bad_size_ends);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);
 	srunner_run_all(r, CK_NORMAL);
