@@ -141,11 +141,15 @@ gen_bound(struct http *http)
 	struct conn *c;
 	struct gen *g;
 
+	/* An error is an answer, too, and calls us: the loop looks again. */
+	if (http->bounding)
+		return;
+	http->bounding = true;
 	while (http->answers > http->cfg.max_answers) {
 		g = largest(http, &gathered);
 		leaving = server_largest(http->server, &c);
 		if (g == NULL && c == NULL)
-			return;
+			break;
 		http_log(http, LOG_WARNING, "answers take %llu bytes, more "
 		    "than max_answers: the largest is dropped, %llu bytes%s",
 		    (unsigned long long)http->answers, (unsigned long long)
@@ -159,6 +163,7 @@ gen_bound(struct http *http)
 		    "than there is for such now: ask for fewer at once, for "
 		    "fewer logprobs, or for a stream");
 	}
+	http->bounding = false;
 }
 
 /* So many bytes more of an answer that is no stream. */

@@ -73,6 +73,7 @@ struct http {
 	int64_t t_start;		/* seconds since 1970 */
 	uint64_t answers;	/* bytes that max_answers bounds: gathered, or
 				   whole and on their way out */
+	bool bounding;		/* gen_bound looks already */
 };
 
 void http_log(const struct http *, int priority, const char *fmt, ...)
