@@ -283,17 +283,17 @@ ctl_print_scalars(const json_t *o)
 
 	json_object_foreach((json_t *)o, key, v) {
 		if (json_is_string(v)) {
-			printf("%-20s ", key);
+			ctl_say("%-20s ", key);
 			ctl_put(stdout, json_string_value(v),
 			    json_string_length(v));
 			putchar('\n');
 		} else if (json_is_integer(v))
-			printf("%-20s %" JSON_INTEGER_FORMAT "\n", key,
+			ctl_say("%-20s %" JSON_INTEGER_FORMAT "\n", key,
 			    json_integer_value(v));
 		else if (json_is_real(v))
-			printf("%-20s %.6g\n", key, json_real_value(v));
+			ctl_say("%-20s %.6g\n", key, json_real_value(v));
 		else if (json_is_boolean(v))
-			printf("%-20s %s\n", key, json_is_true(v) ? "yes" :
+			ctl_say("%-20s %s\n", key, json_is_true(v) ? "yes" :
 			    "no");
 	}
 }
@@ -307,7 +307,7 @@ print_status(const json_t *s)
 	ctl_print_scalars(s);
 	ctl_print_scalars(json_object_get(s, "counters"));
 	json_array_foreach(phases, i, p)
-		printf("%s %s %.3f s", i == 0 ? "phases              " : ",",
+		ctl_say("%s %s %.3f s", i == 0 ? "phases              " : ",",
 		    string(p, "name"), number(p, "seconds"));
 	printf("\n\n");
 	ctl_print_ranks(s);
@@ -363,7 +363,7 @@ ctl_requests(int argc, char **argv)
 	    "state", "prompt", "cached", "prefilled", "generated", "pages",
 	    "age s");
 	json_array_foreach(a, i, r)
-		printf("%8lld %6lld %-10s %8lld %8lld %9lld %9lld %6lld "
+		ctl_say("%8lld %6lld %-10s %8lld %8lld %9lld %9lld %6lld "
 		    "%8.1f\n",
 		    integer(r, "id"), integer(r, "uid"), string(r, "state"),
 		    integer(r, "prompt"), integer(r, "cached"),
@@ -490,7 +490,7 @@ print_reload(const json_t *flags, const char *what)
 		char *to = json_dumps(json_object_get(o, "to"),
 		    JSON_ENCODE_ANY);
 
-		printf("%s: %s, was %s%s\n", key, to != NULL ? to : "?",
+		ctl_say("%s: %s, was %s%s\n", key, to != NULL ? to : "?",
 		    from != NULL ? from : "?", what);
 		free(from);
 		free(to);
@@ -555,7 +555,7 @@ print_changed(const json_t *c)
 		char *d = json_dumps(json_object_get(o, "default"),
 		    JSON_ENCODE_ANY);
 
-		printf("%-28s %-20s default %s, from the %s\n", key,
+		ctl_say("%-28s %-20s default %s, from the %s\n", key,
 		    v != NULL ? v : "?", d != NULL ? d : "?",
 		    string(o, "from"));
 		free(v);
@@ -586,7 +586,7 @@ ctl_plugins(int argc, char **argv)
 	json_array_foreach(a, i, p) {
 		stats = json_object_get(p, "stats");
 		text = json_is_object(stats) ? json_dumps(stats, 0) : NULL;
-		printf("%-16s %-10s %-9s %s\n", string(p, "name"),
+		ctl_say("%-16s %-10s %-9s %s\n", string(p, "name"),
 		    string(p, "version"), string(p, "state"),
 		    text != NULL ? text : "-");
 		free(text);

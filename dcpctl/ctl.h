@@ -65,7 +65,9 @@ int ctl_fail(int code, const char *fmt, ...)
  * would steer it; newlines and tabs are text.
  */
 void ctl_put(FILE *, const char *, size_t);
-void ctl_print_json(json_t *);	/* takes it */
+/* So much of it on standard output, as printf() says it. */
+void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void ctl_print_json(json_t *);	/* takes it; on a terminal as ASCII */
 /* Scalars as "key value" lines, in their order. */
 void ctl_print_scalars(const json_t *);
 

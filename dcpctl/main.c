@@ -130,7 +130,7 @@ ctl_version(int argc, char **argv)
 		    PACKAGE_VERSION, "libdcpclient", dcp_version(), "dcpd",
 		    daemon));
 	else
-		printf("dcpctl %s, libdcpclient %s, dcpd %s\n",
+		ctl_say("dcpctl %s, libdcpclient %s, dcpd %s\n",
 		    PACKAGE_VERSION, dcp_version(), daemon != NULL ? daemon :
 		    "not running (or not this user's)");
 	json_decref(status);

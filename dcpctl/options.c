@@ -20,22 +20,38 @@ const struct ctl_opt ctl_common_options[] = {
 	{ .name = NULL },
 };
 
+static void
+put_args(FILE *to, const char *fmt, va_list ap)
+{
+	char *s = NULL;
+	int n = vasprintf(&s, fmt, ap);
+
+	if (n < 0)
+		return;
+	ctl_put(to, s, (size_t)n);
+	free(s);
+}
+
+void
+ctl_say(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	put_args(stdout, fmt, ap);
+	va_end(ap);
+}
+
 int
 ctl_fail(int code, const char *fmt, ...)
 {
-	char *s = NULL;
 	va_list ap;
-	int n;
 
 	fflush(stdout);
 	fputs("dcpctl: ", stderr);
 	va_start(ap, fmt);
-	n = vasprintf(&s, fmt, ap);
+	put_args(stderr, fmt, ap);
 	va_end(ap);
-	if (n >= 0) {
-		ctl_put(stderr, s, (size_t)n);
-		free(s);
-	}
 	fputc('\n', stderr);
 	return code;
 }
@@ -64,10 +80,29 @@ ctl_put(FILE *to, const char *s, size_t n)
 	}
 }
 
+/* JSON leaves U+007F as it is; it is in nothing but strings. */
+static int
+put_ascii(const char *s, size_t n, void *arg)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (s[i] == 0x7f)
+			fputs("\\u007f", arg);
+		else
+			fputc(s[i], arg);
+	}
+	return 0;
+}
+
 void
 ctl_print_json(json_t *j)
 {
-	json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+	size_t how = JSON_INDENT(2) | JSON_REAL_PRECISION(9);
+
+	if (isatty(STDOUT_FILENO))
+		json_dump_callback(j, put_ascii, stdout,
+		    how | JSON_ENSURE_ASCII);
+	else
+		json_dumpf(j, stdout, how);
 	putchar('\n');
 	json_decref(j);
 }

@@ -69,7 +69,7 @@ static void line(struct screen *, const char *fmt, ...)
 static void
 line(struct screen *s, const char *fmt, ...)
 {
-	char text[512];
+	char text[512], *p;
 	va_list ap;
 
 	va_start(ap, fmt);
@@ -77,13 +77,16 @@ line(struct screen *s, const char *fmt, ...)
 	va_end(ap);
 	if (s->columns < sizeof text)
 		text[s->columns] = '\0';
+	for (p = text; s->terminal && *p != '\0'; p++)
+		if (*p == '\n' || *p == '\t')
+			*p = ' ';
 	if (s->rows > 0 && s->row >= s->rows)
 		return;
 	/* The last row ends without a newline, which would scroll. */
-	if (s->terminal)
-		printf("%s%s" REST, s->row > 0 ? "\n" : "", text);
-	else
-		printf("%s\n", text);
+	if (s->terminal && s->row > 0)
+		putchar('\n');
+	ctl_put(stdout, text, strlen(text));
+	fputs(s->terminal ? REST : "\n", stdout);
 	s->row++;
 }
 

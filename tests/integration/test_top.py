@@ -10,10 +10,13 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
+import threading
 import time
 
 srcdir = os.environ.get("srcdir", ".")
@@ -289,7 +292,81 @@ def tiers():
         assert strip == cells([("=", int(cached))], room, len(strip)), strip
 
 
+def hostile():
+    """What whoever holds the socket says steers no terminal."""
+    bad = "a\x1b]0;x\x07b\x9b2J\x7fc\nd"
+    status = {"version": bad, "state": bad, "model": bad, "ready": True,
+              bad: bad, "answers": False, "problem": bad,
+              "counters": {bad: 1}, "phases": [{"name": bad, "seconds": 1}]}
+    change = {bad: {"from": bad, "to": bad, "value": bad, "default": bad}}
+    results = {
+        "status": status,
+        "plugins": [{"name": bad, "version": bad, "state": bad,
+                     "stats": {bad: bad}}],
+        "requests": [{"id": 1, "state": bad}],
+        "reload": {"changed": change, "restart": change},
+        "config": change,
+    }
+
+    def serve():
+        while True:
+            try:
+                s, _ = listener.accept()
+            except OSError:
+                return
+            with s, s.makefile() as f:
+                cmd = json.loads(f.readline())["cmd"]
+                s.sendall(json.dumps(
+                    {"ok": True, "result": results[cmd]},
+                    ensure_ascii=False).encode() + b"\n")
+
+    def shown(*args):
+        fd, tty = pty.openpty()
+        p = subprocess.Popen([binary("dcpctl"), "--socket", path, *args],
+                             stdout=tty, stderr=tty)
+        os.close(tty)
+        text = b""
+        try:
+            while more := os.read(fd, 65536):
+                text += more
+        except OSError:
+            pass                            # it has ended
+        os.close(fd)
+        assert p.wait(60) in (0, 4), (args, text)
+        return text.decode()
+
+    with tempfile.TemporaryDirectory() as tmp, \
+            socket.socket(socket.AF_UNIX) as listener:
+        path = tmp + "/s"
+        listener.bind(path + ".admin")
+        listener.listen(16)
+        threading.Thread(target=serve, daemon=True).start()
+        for args in (["status"], ["plugins"], ["requests"], ["reload"],
+                     ["config"], ["config", "changed"], ["version"],
+                     ["top", "-n", "1"]):
+            for json_too in ([], ["-j"]):
+                text = shown(*args, *json_too)
+                assert "]0;x" in text or args == ["config"], (args, text)
+                for own in (ENTER, LEAVE, HOME, "\x1b[K", "\x1b[J"):
+                    text = text.replace(own, "")
+                for c in "\x1b\x07\x9b\x7f":
+                    assert c not in text, (args, json_too, text)
+                if json_too:
+                    assert bad in strings(json.loads(text)), text
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def strings(o):
+    """All that are in o."""
+    if isinstance(o, str):
+        return [o]
+    of = [*o, *o.values()] if isinstance(o, dict) else \
+        o if isinstance(o, list) else []
+    return [s for v in of for s in strings(v)]
+
+
 def main():
+    hostile()
     tiers()
     with Daemon("--engine", "null", "--null-pages", PAGES, "--null-step-us",
                 int(STEP_MS * 1000), "--tp", 4, "--dcp-size", 2,
