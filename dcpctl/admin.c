@@ -28,6 +28,14 @@ ctl_socket(void)
 	    "/run/dcpd/dcpd.sock";
 }
 
+/* Is there no telling which daemon's socket, and so page, goes with it? */
+static bool
+page_unknown(void)
+{
+	return ctl.admin_socket != NULL && ctl.socket == NULL &&
+	    getenv("DCPD_SOCKET") == NULL;
+}
+
 static int
 admin_connect(bool quiet, time_t wait_s, int *out)
 {
@@ -42,8 +50,10 @@ admin_connect(bool quiet, time_t wait_s, int *out)
 		n = snprintf(sa.sun_path, sizeof sa.sun_path, "%s.admin",
 		    ctl_socket());
 	if ((size_t)n >= sizeof sa.sun_path)
-		return ctl_fail(CTL_USAGE, "--socket: longer than %zu bytes",
-		    sizeof sa.sun_path - 1);
+		return quiet ? CTL_USAGE : ctl_fail(CTL_USAGE, "%s: longer "
+		    "than %zu bytes%s", ctl.admin_socket != NULL ?
+		    "--admin-socket" : "--socket", sizeof sa.sun_path - 1,
+		    ctl.admin_socket != NULL ? "" : " with .admin after it");
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return ctl_fail(CTL_FAILED, "socket: %s", strerror(errno));
@@ -198,12 +208,24 @@ may_answer(int fd)
 	struct pollfd p = { fd, POLLIN, 0 };
 	json_t *page = NULL;
 
-	if (poll(&p, 1, WAIT_ALONE_MS) != 0 || is_systemd(listener(fd)) ||
+	if (page_unknown() || poll(&p, 1, WAIT_ALONE_MS) != 0 || is_systemd(listener(fd)) ||
 	    ctl_stats(true, &page) == CTL_OK) {
 		json_decref(page);
 		return true;
 	}
 	return false;
+}
+
+static int
+alone(pid_t who)
+{
+	char process[32] = "a process unseen here";
+
+	if (who != 0)
+		snprintf(process, sizeof process, "process %d", (int)who);
+	return ctl_fail(CTL_FAILED, "no answer: %s has the admin socket and "
+	    "stands still, and no daemon holds %s.stats; see its log, or end "
+	    "it", process, ctl_socket());
 }
 
 int
@@ -215,18 +237,15 @@ ctl_ask_status(bool quiet, json_t **result)
 	if (rc == CTL_OK) {
 		sent = send_line(fd, json_pack("{s:s}", "cmd", "status"));
 		if (sent == 0 && !may_answer(fd)) {
-			rc = quiet ? CTL_FAILED : ctl_fail(CTL_FAILED, "no "
-			    "answer: process %d has the admin socket and "
-			    "stands still, and no daemon holds %s.stats; see "
-			    "its log, or end it", (int)listener(fd),
-			    ctl_socket());
+			rc = quiet ? CTL_FAILED : alone(listener(fd));
 			close(fd);
 			return rc;
 		}
 		rc = admin_answer(fd, sent, true, result);
 	}
 	/* Not running, not ours, or there and silent. */
-	if (rc != CTL_OK && ctl_stats(true, result) == CTL_OK) {
+	if (rc != CTL_OK && !page_unknown() &&
+	    ctl_stats(true, result) == CTL_OK) {
 		if (refused)	/* by this user; nothing may be wrong */
 			json_object_set_new(*result, "problem", json_string(
 			    "the admin socket is not for this user: ask as "

@@ -80,7 +80,10 @@ const char *ctl_socket(void);	/* --socket, $DCPD_SOCKET, the default */
  * after a message (quiet: without one).
  */
 int ctl_admin(json_t *request, bool quiet, json_t **result);
-/* `status`, from the stats page if the daemon does not answer in seconds. */
+/*
+ * `status`, from the stats page if the daemon does not answer in seconds; there
+ * is none to look at where --admin-socket alone is given.
+ */
 int ctl_ask_status(bool quiet, json_t **result);
 /*
  * A status from the stats page, for when the daemon does not answer: NULL and

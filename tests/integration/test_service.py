@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../lib"))
@@ -226,6 +227,37 @@ def status_is_quick_where_nothing_is():
         r = subprocess.run([binary("dcpctl"), "--socket", at, "status"],
                            capture_output=True, text=True, timeout=60)
         assert held.wait(60) == 0 and r.returncode == 0, r
+
+
+def the_page_of_another_daemon_is_not_shown():
+    """--admin-socket alone does not say whose page there might be."""
+    with Daemon("--engine", "null") as d, \
+            socket.socket(socket.AF_UNIX) as other:
+        at = os.path.join(d.dir, "other")
+        other.bind(at)
+        r = subprocess.run([binary("dcpctl"), "--admin-socket", at, "status"],
+                           capture_output=True, text=True, timeout=60)
+        assert r.returncode == 3 and r.stdout == "", r
+        # A socket without an owner that answers, and slower than a page is.
+        other.listen()
+
+        def answer():
+            c = other.accept()[0]
+            c.recv(999)
+            time.sleep(2)
+            c.sendall(b'{"ok": true, "result": {"ready": true}}\n')
+            c.close()
+        t = threading.Thread(target=answer)
+        t.start()
+        r = subprocess.run([binary("dcpctl"), "--admin-socket", at, "status"],
+                           capture_output=True, text=True, timeout=60)
+        t.join()
+        assert r.returncode == 0, r
+        # Too long a path is told once.
+        r = subprocess.run([binary("dcpctl"), "--socket", "/" + "a" * 200,
+                            "status"], capture_output=True, text=True,
+                           timeout=60)
+        assert r.returncode == 2 and r.stderr.count("\n") == 1, r
 
 
 def a_check_that_waits_delays_neither_a_reload_nor_the_end():
@@ -519,6 +551,7 @@ CASES = [
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
     sighup_waits_from_the_beginning,
     status_answers_for_a_stopped_daemon, status_is_quick_where_nothing_is,
+    the_page_of_another_daemon_is_not_shown,
     a_page_cut_short_harms_no_reader,
     nobody_may_write_the_page,
     a_check_that_waits_delays_neither_a_reload_nor_the_end,
@@ -536,6 +569,7 @@ SANITIZED = [
     a_plugin_that_refuses_changes_nothing, sighup_reloads,
     sighup_waits_from_the_beginning,
     status_answers_for_a_stopped_daemon, status_is_quick_where_nothing_is,
+    the_page_of_another_daemon_is_not_shown,
     a_page_cut_short_harms_no_reader,
     nobody_may_write_the_page,
     an_engine_that_fails_leaves_a_report, no_state_folder_is_a_mistake,
