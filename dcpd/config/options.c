@@ -110,20 +110,34 @@ enum_name(const char *legal, uint32_t index, char *buf, size_t cap)
 	snprintf(buf, cap, "%.*s", (int)strcspn(legal, "|="), legal);
 }
 
+/* The next that is told from s on: the first spelling of each, and "auto". */
+static const char *
+enum_word(const char *legal, const char *s)
+{
+	size_t n;
+
+	for (; *s != '\0'; s += n + (s[n] != '\0')) {
+		n = strcspn(s, "|=");
+		if (s == legal || s[-1] == '|' ||
+		    (n == 4 && strncmp(s, "auto", n) == 0))
+			break;
+	}
+	return s;
+}
+
 /* "a, b or c" of "a=synonym|b|c". */
 static void
 enum_text(const char *legal, char *buf, size_t cap)
 {
-	size_t n = 0;
-	const char *end;
+	const char *s = legal, *next;
+	size_t n = 0, len;
 
 	buf[0] = '\0';
-	while (*legal != '\0' && n < cap) {
-		end = strchrnul(legal, '|');
+	for (; *s != '\0' && n < cap; s = next) {
+		len = strcspn(s, "|=");
+		next = enum_word(legal, s + len + (s[len] != '\0'));
 		n += (size_t)snprintf(buf + n, cap - n, "%s%.*s",
-		    n == 0 ? "" : strchr(end, '|') != NULL ? ", " : " or ",
-		    (int)strcspn(legal, "|="), legal);
-		legal = *end == '\0' ? end : end + 1;
+		    n == 0 ? "" : *next != '\0' ? ", " : " or ", (int)len, s);
 	}
 }
 

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "dcpd/model/keys.h"
 #include "dcpd/model/model.h"
@@ -482,6 +483,41 @@ hub_name(const char *path)
 	    strchr(slash + 1, '/') == NULL && path[0] != '.' && path[0] != '~';
 }
 
+/*
+ * A service's folder is seldom that of who wrote the path: what follows "no
+ * such file", malloc'd, or NULL where the path says it all.
+ */
+static char *
+looked_from(const char *path)
+{
+	char *here = path[0] != '/' ? getcwd(NULL, 0) : NULL, *s = NULL;
+
+	if (here != NULL && asprintf(&s, ", looked for from %s, where dcpd "
+	    "was started", here) < 0)
+		s = NULL;
+	free(here);
+	return s;
+}
+
+static int
+not_there(const char *path, struct dcpd_err *err)
+{
+	char *from = looked_from(path);
+	int rc;
+
+	if (hub_name(path))
+		rc = dcpd_fail(err, -ENOENT, "--model %s: no such folder%s, "
+		    "and dcpd downloads nothing; `hf download %s --local-dir "
+		    "DIR` does, then give --model DIR", path,
+		    from != NULL ? from : "", path);
+	else
+		rc = dcpd_fail(err, -ENOENT, "--model %s: %s%s; give a folder "
+		    "with config.json and *.safetensors", path,
+		    strerror(ENOENT), from != NULL ? from : "");
+	free(from);
+	return rc;
+}
+
 /* path -> the folder and the config file. */
 static int
 find_config(const char *path, char *dir, char *file, size_t cap,
@@ -492,10 +528,8 @@ find_config(const char *path, char *dir, char *file, size_t cap,
 
 	if (strlen(path) + 32 > cap)
 		return dcpd_fail(err, -ENAMETOOLONG, "--model: path too long");
-	if (stat(path, &st) != 0 && errno == ENOENT && hub_name(path))
-		return dcpd_fail(err, -ENOENT, "--model %s: no such folder, "
-		    "and dcpd downloads nothing; `hf download %s --local-dir "
-		    "DIR` does, then give --model DIR", path, path);
+	if (stat(path, &st) != 0 && errno == ENOENT)
+		return not_there(path, err);
 	if (stat(path, &st) != 0)
 		return dcpd_fail(err, -errno, "--model %s: %s; give a folder "
 		    "with config.json and *.safetensors", path,

@@ -17,8 +17,8 @@ static const struct own {
 	  "head of more than 16 KiB, or Content-Length beside "
 	  "Transfer-Encoding" },
 	{ 413, "Content Too Large", "the body is larger than 32 MiB, or the "
-	  "size of a chunk cannot be read: a hexadecimal number, no "
-	  "extensions" },
+	  "size of a chunk, or its trailer, cannot be read: a hexadecimal "
+	  "number, no extensions" },
 	{ 417, "Expectation Failed", "Expect: only 100-continue is known" },
 	{ 501, "Not Implemented", "no such method" },
 	{ 0, "Error", "the request cannot be served" },

@@ -22,6 +22,8 @@ json.dump(c, open(p, "w"))' "$work/m" "$1"
 refused "folder missing" "$work/none" config.json -- --model "$work/none"
 refused "a name of a hub" "downloads nothing" "hf download no/such" -- \
     --model no/such
+refused "a folder from elsewhere" "looked for from $(pwd -P), where" config -- \
+    --model ./none-such
 mkdir "$work/empty"
 refused "folder empty" "$work/empty" config.json -- --model "$work/empty"
 copy; edit 'c["model_type"] = "llama"'
@@ -56,6 +58,8 @@ refused "dcp does not divide" --dcp-size "" -- --model "$TINY" --tp 8 \
 refused "attention DP" --attn-dp-size "not built" -- --model "$TINY" --tp 8 \
     --attn-dp-size 2 --dcp-size 4
 refused "heads" --tp heads -- --model "$TINY" --tp 16
+refused "no such format" "want f32, bf16, auto or fp8_e4m3" "" -- \
+    --model "$TINY" --kv-cache-dtype nope
 refused "pool too small" --kv-bytes-per-rank "" -- --model "$TINY" \
     --kv-bytes-per-rank 1000
 refused "context above the pool" --max-context 16000 -- --model "$TINY" \
