@@ -362,8 +362,9 @@ fill_standard_fds(void)
 }
 
 /*
- * Of a start that failed: what the machine lacks just now, or a device that
- * gives errors, is nobody's configuration, and worth another try.
+ * Of a start that failed: what the machine lacks just now, an address that it
+ * may get later, or a device that gives errors, is nobody's configuration, and
+ * worth another try.
  */
 static int
 start_status(int rc)
@@ -374,6 +375,7 @@ start_status(int rc)
 	case -ENFILE:
 	case -EAGAIN:		/* of pthread_create */
 	case -EIO:
+	case -EADDRNOTAVAIL:
 		return EXIT_FAILURE;
 	default:
 		return DCPD_EXIT_CONFIG;

@@ -141,8 +141,10 @@ open_tcp(const char *spec, struct one *l, char **why)
 		return listen_check(spec, why);
 	gai = getaddrinfo(host, port, &hints, &ai);
 	if (gai != 0)
-		return http_why(why, -EADDRNOTAVAIL, "listen: %s: %s; give an "
-		    "address or a name of this machine", spec,
+		/* Whoever knows names may be asked later, too. */
+		return http_why(why, gai == EAI_AGAIN ? -EADDRNOTAVAIL :
+		    gai == EAI_MEMORY ? -ENOMEM : -EINVAL, "listen: %s: %s; "
+		    "give an address or a name of this machine", spec,
 		    gai_strerror(gai));
 	for (a = ai; a != NULL && fd < 0; a = a->ai_next) {
 		fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK |
