@@ -208,8 +208,8 @@ may_answer(int fd)
 	struct pollfd p = { fd, POLLIN, 0 };
 	json_t *page = NULL;
 
-	if (page_unknown() || poll(&p, 1, WAIT_ALONE_MS) != 0 || is_systemd(listener(fd)) ||
-	    ctl_stats(true, &page) == CTL_OK) {
+	if (page_unknown() || poll(&p, 1, WAIT_ALONE_MS) != 0 ||
+	    is_systemd(listener(fd)) || ctl_stats(true, &page) == CTL_OK) {
 		json_decref(page);
 		return true;
 	}
