@@ -747,14 +747,15 @@ accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 
 			add16<S>(a, r[i % 2], pd, k, i % PER * S::together);
 			wg_wait<1>();
+			/* all of the stage is read: the product has it */
+			if (i == 4 * PER - 1 && !last && p.lane < team.n)
+				release(team, p.lane, empty +
+				    place<S>(s0, w) * 8);
 			if (next == 0 && ((k == 1 && half) ||
 			    (k == 3 && !more)))
 				break;
 			values<S>(r[(i + 1) % 2], v, next * S::together);
-			if (i == 4 * PER - 2) {	/* all of the stage is read */
-				if (!last && p.lane < team.n)
-					release(team, p.lane, empty +
-					    place<S>(s0, w) * 8);
+			if (i == 4 * PER - 2) {
 				st = smem + S::stage_off +
 				    place<S>(s0, w + 1) * S::stage;
 				tab += 4 * KEYS * 2;

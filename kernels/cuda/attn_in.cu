@@ -234,18 +234,6 @@ index_key(const latent_args &a, uint32_t i, const float *k)
 		a.scales[at] = s;
 }
 
-/* d[16][8] += a[16][16] * b[8][16]^T of bf16 */
-__device__ static inline void
-mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-    uint32_t b0, uint32_t b1)
-{
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-	    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-	    "{%0, %1, %2, %3};"
-	    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* 16 bytes of a row, or zeros behind its end. Volatile, so that a batch of them
  * is under way at once. */
 __device__ static inline uint4
@@ -301,9 +289,9 @@ index_weights(const latent_args &a, uint32_t b)
 		__syncwarp();	/* else the assembler moves loads down */
 #pragma unroll
 		for (uint32_t i = 0; i < STEPS; i++) {
-			mma_bf16(d, p[i].x, q[i].x, p[i].y, q[i].y, x[i].x,
+			dcpg::mma(d, p[i].x, q[i].x, p[i].y, q[i].y, x[i].x,
 			    x[i].y);
-			mma_bf16(d, p[i].z, q[i].z, p[i].w, q[i].w, x[i].z,
+			dcpg::mma(d, p[i].z, q[i].z, p[i].w, q[i].w, x[i].z,
 			    x[i].w);
 		}
 	}

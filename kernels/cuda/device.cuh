@@ -451,8 +451,10 @@ dcpg_pool_keys(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, float **scales)
 
 /*
  * A launch that may begin before the kernel in front has ended, for which its
- * kernel waits (launch_wait). It lets the next one begin (launch_next) only
- * then: that may read at once what is older than the kernel in front of it.
+ * kernel waits (launch_wait). Some let the next one begin before they have waited
+ * (latents, silu_codes, quantise_rows, linear.cu, experts.cu with early): what a
+ * kernel reads before its own wait must be older than the last kernel in front
+ * that lets others begin only behind its wait.
  */
 template <typename... P, typename... A>
 static inline int

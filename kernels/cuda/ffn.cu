@@ -223,12 +223,15 @@ static uint32_t
 tile_of(const dcpk_ctx *c, const dcpg_layer *l)
 {
 	const dcpk_model *m = &c->s.model;
+	uint32_t tile;
 
 	if (!fits(c, l))
 		return TM;
-	return l->e_gate4 && l->e_down4 ? dcpg_expert_tile4(c->rows,
-	    m->experts_tok, m->experts) : dcpg_expert_tile(c->rows,
-	    m->experts_tok, m->experts, 0);
+	if (l->e_gate4 && l->e_down4)
+		return dcpg_expert_tile4(c->rows, m->experts_tok, m->experts);
+	tile = dcpg_expert_tile(c->rows, m->experts_tok, m->experts, 0);
+	/* experts4.cu has none of 32 */
+	return l->e_gate4 != l->e_down4 && tile == 32 ? 64 : tile;
 }
 
 /* Who goes where: eid, ew, and the slots in tiles. */
@@ -308,6 +311,8 @@ fast_experts(dcpk_ctx *c, dcpg_rank *r, const dcpg_layer *l, uint32_t tile)
 	a.fp8 = l->e_gate8;
 	a.int4 = l->e_gate4;
 	a.tile = tile;
+	if (l->e_gate4 != l->e_down4 && tile == 64)
+		a.shape = 2;	/* of experts.cu: of 64 slots */
 	a.x_unit = l->e_unit[0];
 	a.y_unit = l->e_down4 ? l->e_unit[1] : 0;
 	if (at_once)

@@ -481,7 +481,8 @@ dcpg_linear(const struct dcpg_linear *g, void *stream)
 
 	if (!dcpg_linear_fit(g->rows, g->n, g->k) || g->split > 8 ||
 	    (g->y != NULL) == (g->y16 != NULL) || g->x_scale_ld % 4 != 0 ||
-	    g->x_scale_ld < g->rows)
+	    g->x_scale_ld < g->rows || (uintptr_t)g->x_scale % 16 != 0 ||
+	    (g->y_ld != 0 && g->y_ld < g->n))
 		return -EINVAL;
 	if (g->rows <= 8)
 		return launch<of8>(g, st);

@@ -19,8 +19,11 @@
  * all of what it has written for them, the first waits until all have told. That
  * takes a way there and back before the word is sent. Or by what is sent: where a
  * place was set to ones, which no two sums are, each block waits until the share
- * that it has made itself is there of all others: nothing else is to be ordered.
- * That the place is ready, and free, all know by the meetings in between.
+ * that it has made itself is there of all others; for who reads it the kernel's
+ * end orders it. That the place is ready, and free, all know by the meetings in
+ * between. Every block spins then: blocks begin in the same order on all ranks, so
+ * that those which wait for each other have room at the same time, and what else
+ * waits for peers (the selection) comes later on every rank.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -391,7 +394,8 @@ dcpg_query(const struct dcpg_query *a, void *stream)
 	    a->step < a->heads * (C + R) || a->ranks == 0 ||
 	    a->ranks > DCPK_MAX_RANKS || (a->peer.world == 0 ? a->ranks != 1 :
 	    a->peer.world < a->ranks || a->peer.self >= a->peer.world ||
-	    a->first > a->peer.world - a->ranks))
+	    a->first > a->peer.world - a->ranks ||
+	    a->peer.self - a->first >= a->ranks))
 		return -EINVAL;
 	for (const shape &s : shapes)
 		if (s.cols == cols && s.nope == a->nope)

@@ -3,7 +3,8 @@
  * graph has its own key lists into a pool much larger than the L2, so rows come
  * from memory as they do in a decode step; q and outputs stay in the L2.
  *
- * kernel_bench [attend|index|prefill|experts|many|route|query|sweep [experts]]:
+ * kernel_bench [attend|index|prefill|experts|linear|many|route|query|
+ *     sweep [experts|linear]]:
  * beside each median stand the floor (the larger of bytes over measured
  * bandwidth and flops over measured rate) and, where one was measured on the
  * same chip, the anchor.

@@ -526,6 +526,8 @@ def part_int4(gpu, cpu, p, n):
            dict(tp=8, dcp=8, way="q", ranks_per_gpu=8)]
     kept_against_cpu(gpu, cpu, few + layouts_n(n), "W4AFP8 weights",
                      model=small_fp8("w4afp8"), dummy=True)
+    kept_against_cpu(gpu, cpu, few[-1:], "W4AFP8 weights, 28 rows a pass",
+                     lens=(20, 7, 1), model=small_fp8("w4afp8"), dummy=True)
     tar = os.path.join(SRC, "tests/data/fixtures/glm-kdims8-w4afp8.tar.xz")
     subprocess.run(["tar", "xf", tar, "-C", WORK], check=True)
     kept_against_cpu(gpu, cpu, few[:2], "W4AFP8 checkpoint",
