@@ -277,6 +277,31 @@ launch(std::vector<Rank> &all, const std::vector<cudaGraphExec_t> &exec)
 	}
 }
 
+/* Median of so many replays behind the first, us, by rank 0's clock. The graphs
+ * go with it. */
+static double
+replayed(std::vector<Rank> &all, const std::vector<cudaGraphExec_t> &exec,
+    uint32_t times)
+{
+	std::vector<float> ms(times);
+
+	launch(all, exec);
+	sync_all(all);
+	for (float &m : ms) {
+		CHECK(cudaSetDevice(all[0].dev));
+		CHECK(cudaEventRecord(all[0].t0, all[0].st));
+		launch(all, exec);
+		CHECK(cudaSetDevice(all[0].dev));
+		CHECK(cudaEventRecord(all[0].t1, all[0].st));
+		sync_all(all);
+		CHECK(cudaEventElapsedTime(&m, all[0].t0, all[0].t1));
+	}
+	for (cudaGraphExec_t e : exec)
+		CHECK(cudaGraphExecDestroy(e));
+	std::sort(ms.begin(), ms.end());
+	return ms[times / 2] * 1e3;
+}
+
 static void
 rounds_test(uint32_t world, int gpus, uint64_t seed, uint32_t rounds,
     dcpg_stuck *stuck)
@@ -362,7 +387,6 @@ time_it(uint32_t world, int gpus, dcpg_stuck *stuck)
 	open_ranks(all, world, gpus, 1, 5000000000ull, stuck);
 	for (int what = 0; what < 3; what++) {
 		uint32_t bytes = what == 1 ? 16384 : 65536;
-		std::vector<float> ms(TIMES);
 		auto exec = capture(all, [&](uint32_t i) {
 			for (int n = 0; n < CALLS; n++)
 				if (what == 0)
@@ -372,24 +396,11 @@ time_it(uint32_t world, int gpus, dcpg_stuck *stuck)
 					push(all, i, bytes);
 		});
 
-		launch(all, exec);
-		sync_all(all);
-		for (float &m : ms) {
-			CHECK(cudaSetDevice(all[0].dev));
-			CHECK(cudaEventRecord(all[0].t0, all[0].st));
-			launch(all, exec);
-			CHECK(cudaSetDevice(all[0].dev));
-			CHECK(cudaEventRecord(all[0].t1, all[0].st));
-			sync_all(all);
-			CHECK(cudaEventElapsedTime(&m, all[0].t0, all[0].t1));
-		}
-		std::sort(ms.begin(), ms.end());
+		double us = replayed(all, exec, TIMES) / CALLS;
 		printf("time: %s of %u KB to each of %u ranks: %.2f us "
 		    "(median of %d replays of %d)\n", what == 0 ? "a meeting" :
 		    "an exchange", what == 0 ? 0 : bytes / 1024, world,
-		    ms[TIMES / 2] * 1e3 / CALLS, TIMES, CALLS);
-		for (cudaGraphExec_t e : exec)
-			CHECK(cudaGraphExecDestroy(e));
+		    us, TIMES, CALLS);
 	}
 	close_ranks(all);
 }
@@ -416,27 +427,10 @@ time_queries(uint32_t world, int gpus, uint32_t heads, uint32_t nope,
 		CHECK(cudaDeviceSynchronize());
 	}
 	auto median = [&](auto one) {
-		std::vector<float> ms(TIMES);
-		auto exec = capture(all, [&](uint32_t i) {
+		return replayed(all, capture(all, [&](uint32_t i) {
 			for (int n = 0; n < CALLS; n++)
 				one(i, n);
-		});
-
-		launch(all, exec);
-		sync_all(all);
-		for (float &m : ms) {
-			CHECK(cudaSetDevice(all[0].dev));
-			CHECK(cudaEventRecord(all[0].t0, all[0].st));
-			launch(all, exec);
-			CHECK(cudaSetDevice(all[0].dev));
-			CHECK(cudaEventRecord(all[0].t1, all[0].st));
-			sync_all(all);
-			CHECK(cudaEventElapsedTime(&m, all[0].t0, all[0].t1));
-		}
-		for (cudaGraphExec_t e : exec)
-			CHECK(cudaGraphExecDestroy(e));
-		std::sort(ms.begin(), ms.end());
-		return ms[TIMES / 2] * 1e3 / CALLS;
+		}), TIMES) / CALLS;
 	};
 	for (uint32_t rows : { 1u, 8u, 32u, 64u }) {
 		double made[2], sent, one = heads * 576;
