@@ -122,10 +122,10 @@ struct Place {
 	uint32_t wg, w, lane, g, c;
 };
 
-/* Barriers: 0 is the block's, these are the computing warps'. The last two are
- * one for each turn. */
-enum { BAR_Q = 1, BAR_VOTE, BAR_MAX, BAR_P, BAR_L, BAR_OUT, BAR_FULL,
-    BAR_FREE = BAR_FULL + 2 };
+/* Barriers: 0 is the block's, these are the computing warps', L to OUT also
+ * those of the warps that gathered. The last two are one for each turn. */
+enum { BAR_Q = 1, BAR_VOTE, BAR_MAX, BAR_P, BAR_L, BAR_SUMS, BAR_ML,
+    BAR_WEIGHTS, BAR_OUT, BAR_FULL, BAR_FREE = BAR_FULL + 2 };
 
 /* Head of a thread's column j (0 .. NH/4 - 1) and its first accumulator; the
  * one of row g + 8 stands 2 further. */
@@ -676,6 +676,28 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 		bar_sync(BAR_P, S::work);
 }
 
+/* l of each column over the keys that this warp weighed, for who adds them up,
+ * finish() of attend_out.cuh: behind the last keys' softmax(). */
+template <class S>
+__device__ inline void
+share_l(const Acc<S> &a, const Place &p, uint32_t smem)
+{
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j++) {
+		float x = a.l[j];
+
+#pragma unroll
+		for (int k = 4; k < 32; k *= 2)
+			x += __shfl_xor_sync(~0u, x, k);
+		if (p.g == 0)
+			sts32(smem + S::red_off + col_head(j, p.c) * S::rrow +
+			    (p.wg * 4 + p.w) * 4, __float_as_uint(x));
+	}
+	if (p.wg + p.w + p.lane == 0)
+		sts32(smem + S::unit_off, a.cexp);
+	bar_arrive(BAR_L, S::work + 128);
+}
+
 /* Where stage k of a round stands that begins at place s0. */
 template <class S>
 __device__ inline uint32_t
@@ -714,7 +736,7 @@ release(const Team &team, uint32_t i, uint32_t empty)
 	if (team.n == 1)
 		mbar_arrive(empty);
 	else
-		cluster_mbar_arrive(cluster_map(empty, team.rank(i)));
+		cluster_mbar_arrive(cluster_map(empty, i));
 }
 
 /* The same over the n keys of a round that begins at place s0; p and scales are
@@ -794,6 +816,8 @@ attend(Acc<S> &a, const Place &p, const Team &team, uint32_t smem, uint32_t n)
 				score<S>(x, p, st, smem + S::q_off);
 		}
 		softmax<S>(x, a, p, smem, st, nk, i0 == 0, 0);
+		if (n - i0 <= S::wgs * KEYS)
+			share_l<S>(a, p, smem);
 #pragma unroll
 		for (uint32_t w = 0; w < S::wgs; w++)
 			if (i0 + w * KEYS < n) {
@@ -806,6 +830,8 @@ attend(Acc<S> &a, const Place &p, const Team &team, uint32_t smem, uint32_t n)
 		turn ^= s <= s0;
 		s0 = s;
 	}
+	if (n == 0)
+		share_l<S>(a, p, smem);
 }
 
 }	/* namespace */

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int KEYS = 64;		/* of one stage */
 constexpr int MAX_SPLITS = DCPG_MAX_SPLITS;
+constexpr int MAX_TEAM = DCPG_MAX_TEAM;
 constexpr int SMEM_MAX = 232448;	/* 227 KB a block */
 constexpr float GROW = 8.0f;		/* log2: how far p may pass 1 */
 
@@ -25,6 +26,7 @@ struct Args {
 	void *out;
 	float *lse;
 	const struct dcpg_part *to;
+	uint8_t *work;		/* where splits meet: attend_out.cuh */
 	uint32_t self;
 	uint32_t heads, list_stride, max_count, expected;
 	uint32_t part_lg;	/* log2 of a part's heads */
@@ -47,8 +49,8 @@ struct Shape {
 	 * the same for all, which one that only scores keeps, and would wait
 	 * for ever for more in sum. */
 	static constexpr int at_first = 65536 / threads & ~7;
-	static constexpr int regs = roles ? 128 : W == 2 ? 240 : 112;
-	static constexpr int spare = 24;
+	static constexpr int regs = roles ? 128 : W == 2 ? 232 : 112;
+	static constexpr int spare = W == 2 && !roles ? 40 : 32;
 	static_assert(work * regs + (computing - work) * at_first +
 	    128 * spare <= at_first * threads, "registers of a block");
 	static constexpr int row = BF16 ? 1152 : 656;
@@ -74,17 +76,20 @@ struct Shape {
 	static constexpr int tab_bytes = turns * tab_turn;
 	static constexpr int told_turn = roles ? NH * 4 + 16 : 0;
 	static constexpr int told_bytes = turns * told_turn;
-	/* 64 heads would leave no room for the exchange: never split. */
-	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
-	static constexpr int ml_bytes = splits == 1 ? 0 : splits * NH * 8;
+	/* Shared memory is full: never split. */
+	static constexpr int splits = wide ? 1 : MAX_SPLITS;
+	/* What splits tell of the heads that a block owns. */
+	static constexpr int in_rows = NH + MAX_SPLITS;
+	static constexpr int ml_bytes = splits == 1 ? 0 : in_rows * 16;
+	static constexpr int wt_bytes = splits == 1 ? 0 : in_rows * 4;
 	static constexpr int ms_bytes = NH * 4;	/* maxima, ordered() */
 	static constexpr int fs_bytes = NH * 4;
 	/* [head][W * 4 warps], 4 words of padding spread the banks. */
-	static constexpr int rrow = (W * 4 + 4) * 4;
+	static constexpr int rrow = wide ? 16 : (W * 4 + 4) * 4;
 	static constexpr int red_bytes = wide ? 0 : NH * rrow;
 	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
-	    ml_bytes + ms_bytes + fs_bytes + red_bytes + told_bytes + 32 +
-	    18 * 8;
+	    ml_bytes + wt_bytes + ms_bytes + fs_bytes + red_bytes +
+	    told_bytes + 16 + 16 * 8;
 	static constexpr int fit = (SMEM_MAX - fixed) / stage;
 	static constexpr int stages = fit > 8 ? 8 : fit;
 
@@ -93,22 +98,28 @@ struct Shape {
 	static constexpr int p_off = stage_off + stages * stage;
 	static constexpr int tab_off = p_off + p_bytes;
 	static constexpr int ml_off = tab_off + tab_bytes;
-	static constexpr int ms_off = ml_off + ml_bytes;
+	static constexpr int wt_off = ml_off + ml_bytes;
+	static constexpr int ms_off = wt_off + wt_bytes;
 	static constexpr int fs_off = ms_off + ms_bytes;
-	static constexpr int red_off = fs_off + fs_bytes;
-	static constexpr int told_off = red_off + red_bytes;
+	static constexpr int red_end = fs_off + fs_bytes + red_bytes;
+	static constexpr int red_off = wide ? p_off : fs_off + fs_bytes;
+	static constexpr int told_off = red_end;
 	static constexpr int ce_off = told_off + told_bytes;
-	static constexpr int bar_off = ce_off + 32;
-	static constexpr int ml_bar = bar_off + 16 * 8, o_bar = ml_bar + 8;
-	static constexpr int bytes = bar_off + 18 * 8;
+	static constexpr int unit_off = ce_off + 4;
+	static constexpr int bar_off = ce_off + 16;
+	static constexpr int bytes = bar_off + 16 * 8;
+	static constexpr int l_parts = wide ? 4 : W * 4; /* of l of a head */
 
-	/* Exchange, where q and the stages were: what comes in, [splits][own
-	 * heads], then what goes out, [NH]. A row: 512 values, f16 or (bf16
-	 * rows) f32, their unit, f32, and padding that spreads the banks. */
-	static constexpr int xunit = 512 * (BF16 ? 4 : 2), xrow = xunit + 16;
+	/* What splits send each other, in Args::work: of each block that owns
+	 * heads (m, l, unit, 0) and 512 values a head and split, f16 or, of
+	 * bf16 rows, f32. A thread has in_words of them, of `at_once` splits
+	 * and two heads at a time. */
+	static constexpr int in_row = 512 * (BF16 ? 4 : 2);
+	static constexpr size_t in_bytes = in_rows * (16 + in_row);
+	static constexpr int in_words = BF16 ? 2 * tiles : tiles;
+	static constexpr int at_once = in_words == 2 ? 8 : in_words == 4 ? 3 :
+	    2;
 	static_assert(stages >= W, "all stages of a round are held at once");
-	static_assert(splits == 1 || (2 * NH + splits - 1) * xrow <= p_off,
-	    "exchange fits");
 	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");
 };
 
@@ -118,47 +129,39 @@ struct Part {
 };
 
 __device__ inline Part
-my_part(uint32_t count)
+part_of(uint32_t count, uint32_t split)
 {
 	uint32_t per = ((count + gridDim.x - 1) / gridDim.x + 15) & ~15u;
 	Part p;
 
-	p.first = min(count, blockIdx.x * per);
+	p.first = min(count, split * per);
 	p.n = min(count, p.first + per) - p.first;
 	return p;
 }
 
+__device__ inline Part
+my_part(uint32_t count)
+{
+	return part_of(count, blockIdx.x);
+}
+
 /*
- * Blocks of one list part and several head groups, neighbours in a cluster,
- * need the same rows: each fetches every n-th of them for all n. Block r of the
- * cluster is split r % splits of head group r / splits.
+ * Blocks of one list part and several head groups need the same rows: each
+ * fetches every n-th of them for all n. They are a cluster, of which a block's
+ * number is its number in the team.
  */
 struct Team {
 	uint32_t n, me;		/* blocks that share rows; which one this is */
 
 	__device__ inline
-	Team(uint32_t blocks, uint32_t splits) :
-	    n(blocks), me(blockIdx.y % blocks), width(splits)
+	Team(uint32_t blocks) : n(blocks), me(blockIdx.y % blocks)
 	{
-	}
-	/* The cluster's number of team mate i. */
-	__device__ inline uint32_t
-	rank(uint32_t i) const
-	{
-		return i * width + blockIdx.x;
 	}
 	__device__ inline uint16_t
 	mask(void) const
 	{
-		uint32_t m = 0;
-
-		for (uint32_t i = 0; i < n; i++)
-			m |= 1u << rank(i);
-		return (uint16_t)m;
+		return (uint16_t)((1u << n) - 1);
 	}
-
-private:
-	uint32_t width;
 };
 
 /* How many rows of a stage are there when n keys are left: copies of the last

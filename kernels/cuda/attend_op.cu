@@ -238,6 +238,7 @@ fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 	else
 		f.out = a->o16 + at * DCPG_LATENT;
 	f.lse = (a->lse ? a->lse : r->lse_unused) + at;
+	f.work = r->attend_work;
 	f.to = a->send ? r->parts : NULL;
 	f.arrive = c->s.comm == DCPK_COMM_PEER;
 	f.parts = c->D;

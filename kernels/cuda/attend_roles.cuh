@@ -41,6 +41,7 @@ score_rounds(Acc<S> &a, const Place &p, uint32_t smem, uint32_t n)
 		s0 = s;
 		turn ^= 1;
 	}
+	share_l<S>(a, p, smem);
 }
 
 /* o in the units of the round: its maxima, its C. */

@@ -1,6 +1,5 @@
 /*
- * The rounds of a block of 64 heads over bf16 rows, in place of attend() and
- * sum_l(). Two stages are all that fits beside 72 KB of q, so a round is one
+ * The rounds of a block of 64 heads over bf16 rows, in place of attend(). Two stages are all that fits beside 72 KB of q, so a round is one
  * stage and the other is on its way meanwhile: both warpgroups score the same
  * 64 keys, each against 32 of the heads, and each sums half of the output
  * dimensions of all heads, as elsewhere.
@@ -107,14 +106,11 @@ softmax_wide(float (&x)[HALF / 2], float (&l)[HALF / 4], Acc<S> &a,
 	bar_sync(BAR_P, S::work);
 }
 
-/* l over all keys of all heads, from the warps' sums for their own; where p
- * was. */
+/* share_l() for them; where p was. */
 template <class S>
 __device__ inline void
-sum_wide(Acc<S> &a, const float (&l)[HALF / 4], const Place &p, uint32_t smem)
+share_wide(const float (&l)[HALF / 4], const Place &p, uint32_t smem)
 {
-	uint32_t red = smem + S::p_off;
-
 	bar_sync(BAR_VOTE, S::work);	/* the last p is read */
 #pragma unroll
 	for (int j = 0; j < HALF / 4; j++) {
@@ -124,18 +120,10 @@ sum_wide(Acc<S> &a, const float (&l)[HALF / 4], const Place &p, uint32_t smem)
 		for (int k = 4; k < 32; k *= 2)
 			x += __shfl_xor_sync(~0u, x, k);
 		if (p.g == 0)
-			sts32(red + (p.wg * HALF + col_head(j, p.c)) * 16 +
-			    p.w * 4, __float_as_uint(x));
+			sts32(smem + S::red_off + (p.wg * HALF + col_head(j,
+			    p.c)) * S::rrow + p.w * 4, __float_as_uint(x));
 	}
-	bar_sync(BAR_L, S::work);
-#pragma unroll
-	for (int j = 0; j < S::nh / 4; j++) {
-		uint32_t y[4];
-
-		lds<4>(y, red + col_head(j, p.c) * 16);
-		a.l[j] = __uint_as_float(y[0]) + __uint_as_float(y[1]) +
-		    __uint_as_float(y[2]) + __uint_as_float(y[3]);
-	}
+	bar_arrive(BAR_L, S::work + 128);
 }
 
 /* All rounds, and l. n: keys of the block. */
@@ -163,7 +151,7 @@ attend_wide(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 			turn ^= 1;
 		}
 	}
-	sum_wide<S>(a, l, p, smem);
+	share_wide<S>(l, p, smem);
 }
 
 }	/* namespace */

@@ -145,6 +145,7 @@ sizes(dcpk_ctx *c, const dcpk_setup *s)
 	c->key_bytes = dcpk_index_bytes(s->idx, m->idx_dim) -
 	    (s->idx == DCPK_KV_FP8 ? 4 : 0);
 	c->pool_rows = ((size_t)s->pages + 1) * c->page_rows;
+	c->fast_attend = m->kv_lora == DCPG_LATENT && m->rope == DCPG_ROPE;
 	c->full_layers = 0;
 	for (uint32_t i = 0; i < m->layers; i++) {
 		c->idx_slot[i] = c->full_layers;
@@ -276,6 +277,8 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 			r->window = TAKE(c->D * n, struct dcpg_window);
 		}
 	}
+	if (c->fast_attend)
+		r->attend_work = TAKE(DCPG_ATTEND_WORK, uint8_t);
 	r->lse_unused = TAKE(M * c->Hp, float);
 	r->sel = TAKE(M * m->topk, uint32_t);
 	r->sel_n = TAKE(M, uint32_t);
@@ -670,6 +673,8 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	cudaMemset(r->ws, 0, bytes);
 	carve(c, r, i, r->ws);
 	dcpg_no_offers(c, r);
+	if (c->fast_attend)
+		cudaMemset(r->attend_work, 0xff, DCPG_ATTEND_WORK);
 	c->got[i].rows = rows_bytes(c);
 	c->got[i].index = keys_bytes(c) + scales_bytes(c);
 	c->got[i].workspace = bytes;
@@ -816,8 +821,6 @@ cuda_step_begin(dcpk_ctx *c, const dcpk_plan *p, dcpk_err *err)
 	    dcpk_shard_len(c->longest, 0, c->D) <= DCPK_FAST_KEYS;
 	c->fast_rows = c->prefill && dcpk_fast_index(&c->s) &&
 	    c->longest <= DCPG_MAX_SHARD;
-	c->fast_attend = c->s.model.kv_lora == DCPG_LATENT &&
-	    c->s.model.rope == DCPG_ROPE;
 	c->scores_ld = c->prefill ? (c->s.max_ctx + 63) / 64 * 64 :
 	    dcpk_shard_scores(&c->s);
 	for (uint32_t i = 0; i < c->W; i++) {

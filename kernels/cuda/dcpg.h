@@ -53,6 +53,9 @@ struct dcpg_codes {
  * / parts] from each of the `parts` ranks that send, this one being `self`.
  */
 #define DCPG_MAX_SPLITS 16
+#define DCPG_MAX_TEAM 4
+/* Bytes at `work`: of 144 SMs a place each for what splits send one block. */
+#define DCPG_ATTEND_WORK (144u * 99072u)
 
 struct dcpg_part {
 	void *out;
@@ -69,6 +72,9 @@ struct dcpg_attend {
 	float *lse;		/* [rows][heads] natural log */
 	const struct dcpg_part *to;	/* [parts] instead, or NULL */
 	uint32_t parts, self;	/* parts: a power of two */
+	void *work;		/* DCPG_ATTEND_WORK bytes, all ones, as they are
+				   again after each launch, of which one at a
+				   time may use them; NULL: no list is split */
 	bool arrive;		/* each block adds 1 to its parts' `arrived` when
 				   its share is there (peer.cuh) */
 	uint32_t rows, heads;	/* heads: 8, 16, 32, 64, 128 */
@@ -82,7 +88,7 @@ struct dcpg_attend {
 	uint32_t shape;		/* 1 + index of a compiled shape */
 	uint32_t splits;	/* 1 .. 16: blocks that share a list */
 	uint32_t team;		/* 1, 2, 4: blocks of heads that fetch their
-				   rows together; splits * team <= 16 */
+				   rows together */
 };
 
 int dcpg_attend(const struct dcpg_attend *, void *stream);
@@ -94,8 +100,8 @@ struct dcpg_attend_shape {
 	uint32_t heads;		/* of one block */
 	uint32_t groups;	/* its warpgroups that sum */
 	uint32_t splits;	/* at most */
-	int fit[DCPG_MAX_SPLITS + 1];	/* [n]: clusters of n blocks (splits *
-				   team) that run at once on this device */
+	int fit[DCPG_MAX_TEAM + 1];	/* [n]: teams of n blocks that run at
+					   once on this device */
 };
 
 /* The ith compiled shape of a format; false: there is none. */

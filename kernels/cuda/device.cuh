@@ -118,6 +118,7 @@ struct dcpg_rank {
 	uint32_t *hist;			/* [rows][DCPG_BINS]; 0 between uses */
 	/* Keys near the boundary: of the group's ranks, written by them, or,
 	 * with events, of this one (its dr); see dcpg_select. */
+	uint8_t *attend_work;		/* where splits of a list meet, ones */
 	uint64_t *offer;		/* [D][max_rows][cap] */
 	struct dcpg_window *window;	/* [D][max_rows] */
 	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers; by

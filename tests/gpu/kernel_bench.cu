@@ -114,13 +114,17 @@ struct Bed {
 	Buf<uint16_t> q, out;
 	Buf<float> lse;
 	Buf<uint32_t> list, count;
+	Buf<uint8_t> work;
 
 	explicit Bed(bool bf) : bf16(bf),
 	    pool((size_t)pool_rows * (bf ? 1152 : 656)),
 	    q((size_t)128 * 128 * 576), out((size_t)128 * 128 * 512),
-	    lse(128 * 128), list((size_t)512 * 2048 * 128), count(128)
+	    lse(128 * 128), list((size_t)512 * 2048 * 128), count(128),
+	    work(DCPG_ATTEND_WORK)
 	{
 		Rng g(7);
+
+		work.poison();
 		std::vector<uint16_t> hq(q.n);
 		std::vector<uint32_t> hl(list.n);
 
@@ -150,6 +154,7 @@ time_attend(Bed &b, uint32_t heads, uint32_t keys, uint32_t rows,
 	a.count = b.count.d;
 	a.out = b.out.d;
 	a.lse = b.lse.d;
+	a.work = b.work.d;
 	a.rows = rows;
 	a.heads = heads;
 	a.list_stride = a.max_count = keys;
@@ -200,9 +205,9 @@ bench_attend(bool bf16, bool sweep)
 	struct dcpg_attend_shape sh;
 
 	for (uint32_t i = 0; sweep && dcpg_attend_shape(kv, i, &sh); i++)
-		for (uint32_t n = 1; n <= DCPG_MAX_SPLITS; n++)
-			printf("%s%d%s", n > 1 ? " " : "clusters that fit, of "
-			    "1.. blocks: ", sh.fit[n], n == DCPG_MAX_SPLITS ?
+		for (uint32_t n = 1; n <= DCPG_MAX_TEAM; n++)
+			printf("%s%d%s", n > 1 ? " " : "teams that fit, of "
+			    "1.. blocks: ", sh.fit[n], n == DCPG_MAX_TEAM ?
 			    "\n" : "");
 
 	printf("attention, %s rows, us (x floor, x anchor)\n",
@@ -227,10 +232,8 @@ bench_attend(bool bf16, bool sweep)
 					uint32_t n = batches[i] * an.heads /
 					    sh.heads / m;
 
-					/* More than a wave of splits is slow */
 					if (sh.heads * m > an.heads ||
-					    s * m > DCPG_MAX_SPLITS ||
-					    (int)n > sh.fit[s * m] *
+					    (int)(n * s) > sh.fit[m] *
 					    (s == 1 ? 2 : 1))
 						continue;
 					t = time_attend(bed, an.heads, an.keys,
