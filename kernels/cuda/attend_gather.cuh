@@ -31,6 +31,7 @@ struct Args {
 	uint32_t heads, list_stride, max_count, expected;
 	uint32_t part_lg;	/* log2 of a part's heads */
 	uint32_t team;		/* blocks that share rows */
+	uint32_t per, per_magic; /* heads that a split owns; 65536 / per + 1 */
 	float scale_log2;	/* scale * log2(e) */
 	bool out_f32, arrive;
 };
@@ -49,8 +50,9 @@ struct Shape {
 	 * the same for all, which one that only scores keeps, and would wait
 	 * for ever for more in sum. */
 	static constexpr int at_first = 65536 / threads & ~7;
-	static constexpr int regs = roles ? 128 : W == 2 ? 232 : 112;
-	static constexpr int spare = W == 2 && !roles ? 40 : 32;
+	static constexpr int regs = roles ? 128 : W == 4 ? 112 : NH == 64 ? 240 :
+	    232;
+	static constexpr int spare = roles || W == 4 ? 32 : NH == 64 ? 24 : 40;
 	static_assert(work * regs + (computing - work) * at_first +
 	    128 * spare <= at_first * threads, "registers of a block");
 	static constexpr int row = BF16 ? 1152 : 656;
@@ -76,10 +78,10 @@ struct Shape {
 	static constexpr int tab_bytes = turns * tab_turn;
 	static constexpr int told_turn = roles ? NH * 4 + 16 : 0;
 	static constexpr int told_bytes = turns * told_turn;
-	/* Shared memory is full: never split. */
-	static constexpr int splits = wide ? 1 : MAX_SPLITS;
+	/* 64 heads are for many rows, of which there are enough without. */
+	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
 	/* What splits tell of the heads that a block owns. */
-	static constexpr int in_rows = NH + MAX_SPLITS;
+	static constexpr int in_rows = NH + 2 * MAX_SPLITS;
 	static constexpr int ml_bytes = splits == 1 ? 0 : in_rows * 16;
 	static constexpr int wt_bytes = splits == 1 ? 0 : in_rows * 4;
 	static constexpr int ms_bytes = NH * 4;	/* maxima, ordered() */
@@ -89,7 +91,7 @@ struct Shape {
 	static constexpr int red_bytes = wide ? 0 : NH * rrow;
 	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
 	    ml_bytes + wt_bytes + ms_bytes + fs_bytes + red_bytes +
-	    told_bytes + 16 + 16 * 8;
+	    told_bytes + 32 + 16 * 8;
 	static constexpr int fit = (SMEM_MAX - fixed) / stage;
 	static constexpr int stages = fit > 8 ? 8 : fit;
 
@@ -105,8 +107,9 @@ struct Shape {
 	static constexpr int red_off = wide ? p_off : fs_off + fs_bytes;
 	static constexpr int told_off = red_end;
 	static constexpr int ce_off = told_off + told_bytes;
-	static constexpr int unit_off = ce_off + 4;
-	static constexpr int bar_off = ce_off + 16;
+	static constexpr int unit_off = ce_off + 4, busy_off = ce_off + 8;
+	static constexpr int out_off = ce_off + 16;
+	static constexpr int bar_off = ce_off + 32;
 	static constexpr int bytes = bar_off + 16 * 8;
 	static constexpr int l_parts = wide ? 4 : W * 4; /* of l of a head */
 
@@ -117,7 +120,7 @@ struct Shape {
 	static constexpr int in_row = 512 * (BF16 ? 4 : 2);
 	static constexpr size_t in_bytes = in_rows * (16 + in_row);
 	static constexpr int in_words = BF16 ? 2 * tiles : tiles;
-	static constexpr int at_once = in_words == 2 ? 8 : in_words == 4 ? 3 :
+	static constexpr int at_once = in_words == 2 ? 4 : in_words == 4 ? 3 :
 	    2;
 	static_assert(stages >= W, "all stages of a round are held at once");
 	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");

@@ -30,67 +30,62 @@
 namespace dcpg {
 namespace {
 
-/*
- * Where the outputs of this block's heads go. Mostly its NH heads are of one
- * part, whose base is found once; else each head looks for its own. (The
- * table of parts as an argument, looked up by number, took every launch 0.2
- * us.)
- */
+/* Where the outputs of the block's h-th head go. */
 template <class S>
-struct Out {
-	void *o;
-	float *l;
-	bool one, f32;
+struct Dest {
+	uint16_t *o;
+	float *lse;
 
 	__device__ inline
-	Out(const Args &g)
+	Dest(const Args &g, uint32_t h)
 	{
-		one = S::nh >> g.part_lg <= 1;
-		f32 = g.out_f32;
-		find(g, blockIdx.y * S::nh, o, l);
-	}
-
-	static __device__ inline void
-	find(const Args &g, uint32_t head, void *&o, float *&l)
-	{
+		uint32_t head = blockIdx.y * S::nh + h;
 		uint32_t in = head & ((1u << g.part_lg) - 1);
 		size_t row = blockIdx.z;
+		void *to = g.out;
 
-		o = g.out;
-		l = g.lse;
+		lse = g.lse;
 		if (g.to != NULL) {
-			o = g.to[head >> g.part_lg].out;
-			l = g.to[head >> g.part_lg].lse;
+			to = g.to[head >> g.part_lg].out;
+			lse = g.to[head >> g.part_lg].lse;
 			row += (size_t)g.self * gridDim.z;
 		}
 		row = (row << g.part_lg) + in;
-		o = (uint16_t *)o + (row * 512 << g.out_f32);
-		l += row;
+		o = (uint16_t *)to + (row * 512 << g.out_f32);
+		lse += row;
 	}
+};
 
+/*
+ * The same for those that write: mostly the NH heads are of one part, so that
+ * the first one's place, which who gathered has found in time, tells all; else
+ * each head looks for its own.
+ */
+template <class S>
+struct Out {
+	uint16_t *o;
+	bool one, f32;
+
+	__device__ inline
+	Out(const Args &g, uint32_t smem)
+	{
+		uint2 x = lds64(smem + S::out_off);
+
+		o = (uint16_t *)((uint64_t)x.y << 32 | x.x);
+		one = S::nh >> g.part_lg <= 1;
+		f32 = g.out_f32;
+	}
 	/* The block's h-th head; its column `col`. */
 	__device__ inline uint16_t *
 	head(const Args &g, uint32_t h, uint32_t col) const
 	{
-		void *to = o;
-		float *unused;
+		uint16_t *to = o;
 
 		if (one)
 			col += h * 512;
 		else
-			find(g, blockIdx.y * S::nh + h, to, unused);
-		return (uint16_t *)to + (col << f32);
-	}
-
-	__device__ inline void
-	lse(const Args &g, uint32_t h, float x) const
-	{
-		float *to = l + h;
-		void *unused;
-
-		if (!one)
-			find(g, blockIdx.y * S::nh + h, unused, to);
-		*to = x;
+			to = Dest<S>(g, h).o;
+		return to + (col << f32);
 	}
 };
 
@@ -141,42 +136,23 @@ natural(float m, float l)
 
 /* --- what splits send each other ----------------------------------------- */
 
-/* Which heads of a block's NH each split owns: `per` neighbouring ones; the
- * last may own fewer, or none. */
-struct Owners {
-	uint32_t per, magic;
-
-	__device__ inline
-	Owners(uint32_t nh) : per((nh + gridDim.x - 1) / gridDim.x),
-	    magic(65536 / per + 1)
-	{
-	}
-	__device__ inline uint32_t
-	of(uint32_t h) const
-	{
-		return h * magic >> 16;		/* h / per */
-	}
-};
-
-/* The place of this row's and these heads' split `to` where split `from` puts
- * its h-th of what `to` owns: (m, l, unit, 0) .. */
-template <class S>
-__device__ inline uint8_t *
-ml_place(const Args &g, uint32_t to, uint32_t from, uint32_t per, uint32_t h)
+/* Split of the list that owns the block's head h: g.per neighbouring ones each,
+ * one or an even number; the last splits may own fewer, or none. */
+__device__ inline uint32_t
+owner(const Args &g, uint32_t h)
 {
-	size_t list = (size_t)blockIdx.z * gridDim.y + blockIdx.y;
-
-	return g.work + (list * gridDim.x + to) * S::in_bytes + (from * per +
-	    h) * 16;
+	return h * g.per_magic >> 16;		/* h / per */
 }
 
-/* .. and o / l, 512 values in that unit. */
+/* What is sent to split `to` of this list: (m, l, unit, 0) of each split and
+ * head, [splits][per], then as many rows of o / l. */
 template <class S>
 __device__ inline uint8_t *
-o_place(const Args &g, uint32_t to, uint32_t from, uint32_t per, uint32_t h)
+place_of(const Args &g, uint32_t to)
 {
-	return ml_place<S>(g, to, 0, per, 0) + S::in_rows * 16 + (from * per +
-	    h) * S::in_row;
+	uint32_t list = blockIdx.z * gridDim.y + blockIdx.y;
+
+	return g.work + (size_t)(list * gridDim.x + to) * S::in_bytes;
 }
 
 /* N words to another block, which are not ones. */
@@ -240,29 +216,49 @@ make_ready(uint8_t *at)
 
 /* --- the warps that gathered: l, LSE, weights ---------------------------- */
 
-/* Thread t of these has split t / per's (m, l, unit) of head t % per of those
- * that this block owns; then its weight, exp(m_r - m) l_r unit_r / sum_r exp(m_r
- * - m) l_r, is at S::wt_off, [splits][per]; 0 where a split had no keys. */
+/* l of head h over all of the block's keys. */
+template <class S>
+__device__ inline float
+sum_l(uint32_t smem, uint32_t h)
+{
+	uint32_t at = smem + S::red_off + h * S::rrow;
+	float l = 0.0f;
+
+#pragma unroll
+	for (int i = 0; i < S::l_parts; i += 4) {
+		uint4 x = lds128(at + 4 * i);
+
+		l += (__uint_as_float(x.x) + __uint_as_float(x.y)) +
+		    (__uint_as_float(x.z) + __uint_as_float(x.w));
+	}
+	return l;
+}
+
+/*
+ * The weights of all splits for the heads that this block owns. Thread t has
+ * split t / per's (m, l, unit) of its t % per-th; then exp(m_r - m) l_r unit_r /
+ * sum_r exp(m_r - m) l_r is at S::wt_off, [splits][per]; 0 where a split had no
+ * keys. own: this block's of head t.
+ */
 template <class S>
 __device__ inline void
-weigh(const Args &g, uint32_t smem, uint32_t count, const uint32_t (&own)[4])
+weigh(const Args &g, uint32_t smem, uint32_t busy, const uint32_t (&own)[4])
 {
-	uint32_t t = threadIdx.x % 128, split = blockIdx.x;
-	Owners owners(S::nh);
-	uint32_t per = owners.per, r = owners.of(t), h = t - r * per;
-	uint32_t ml = smem + S::ml_off, first = split * per;
+	uint32_t t = threadIdx.x % 128, r = owner(g, t), split = blockIdx.x;
+	uint32_t per = g.per, h = t - r * per, first = split * per;
+	uint32_t ml = smem + S::ml_off;
+	bool mine = r < gridDim.x && first + h < S::nh;
 	float m = -INFINITY, l = 0.0f, k;
 
-	if (t < S::nh && r != split && my_part(count).n > 0)
-		send<4>(ml_place<S>(g, r, split, per, h), own);
+	if (t < S::nh && r != split && split < busy)
+		send<4>(place_of<S>(g, r) + (first + h) * 16, own);
 	if (t < S::nh && r == split)
-		sts128(ml + (split * per + h) * 16, make_uint4(own[0], own[1],
-		    own[2], 0));
-	if (r < gridDim.x && r != split && first + h < S::nh) {
+		sts128(ml + t * 16, make_uint4(own[0], own[1], own[2], 0));
+	if (mine && r != split) {
 		uint32_t v[4] = { __float_as_uint(-INFINITY), 0, 0, 0 };
-		uint8_t *at = ml_place<S>(g, split, r, per, h);
+		uint8_t *at = place_of<S>(g, split) + t * 16;
 
-		if (part_of(count, r).n > 0) {
+		if (r < busy) {
 			do
 				look<4>(v, at);
 			while (!is_there(v));
@@ -271,28 +267,39 @@ weigh(const Args &g, uint32_t smem, uint32_t count, const uint32_t (&own)[4])
 		sts128(ml + t * 16, make_uint4(v[0], v[1], v[2], 0));
 	}
 	bar_sync(BAR_ML, 128);
-	if (r < gridDim.x && first + h < S::nh) {
-		for (uint32_t i = 0; i < gridDim.x; i++) {
-			uint2 x = lds64(ml + (i * per + h) * 16);
-
-			if (x.y != 0)
-				m = fmaxf(m, __uint_as_float(x.x));
-		}
-		for (uint32_t i = 0; i < gridDim.x; i++) {
-			uint2 x = lds64(ml + (i * per + h) * 16);
-
-			if (x.y != 0)
-				l += ex2(__uint_as_float(x.x) - m) *
-				    __uint_as_float(x.y);
-		}
+	if (mine) {
 		uint4 x = lds128(ml + t * 16);
-		k = x.y == 0 ? 0.0f : ex2(__uint_as_float(x.x) - m) *
-		    __uint_as_float(x.y) / l * __uint_as_float(x.z);
+
+		for (uint32_t i = 0; i < gridDim.x; i++) {
+			uint2 y = lds64(ml + (i * per + h) * 16);
+
+			if (y.y != 0)
+				m = fmaxf(m, __uint_as_float(y.x));
+		}
+		for (uint32_t i = 0; i < gridDim.x; i++) {
+			uint2 y = lds64(ml + (i * per + h) * 16);
+
+			if (y.y != 0)
+				l += ex2(__uint_as_float(y.x) - m) *
+				    __uint_as_float(y.y);
+		}
+		k = x.y == 0 ? 0.0f : __fdividef(ex2(__uint_as_float(x.x) - m) *
+		    __uint_as_float(x.y) * __uint_as_float(x.z), l);
 		sts32(smem + S::wt_off + t * 4, __float_as_uint(k));
-		if (r == 0)
-			Out<S>(g).lse(g, first + h, natural(m, l));
 	}
 	bar_arrive(BAR_WEIGHTS, S::work + 128);
+	if (mine && r == 0)
+		*Dest<S>(g, first + h).lse = natural(m, l);
+}
+
+/* How many splits have keys; these are the first. */
+__device__ inline uint32_t
+busy_splits(const Args &g)
+{
+	uint32_t count = min(g.count[blockIdx.z], g.max_count);
+	uint32_t each = part_of(count, 0).n;
+
+	return each == 0 ? 0 : (count + each - 1) / each;
 }
 
 /* S::fs_off: what the sums of each head are to be multiplied by, 1 / l or, of
@@ -302,30 +309,34 @@ __device__ inline void
 finish(const Args &g, uint32_t smem)
 {
 	uint32_t h = threadIdx.x % 128, own[4] = { 0 };
-	uint32_t count = min(g.count[blockIdx.z], g.max_count);
 	bool whole = S::splits == 1 || gridDim.x == 1;
+	uint32_t busy = whole ? 0 : busy_splits(g);
+	Dest<S> to(g, min(h, S::nh - 1));
+	float m, l, unit;
 
+	if (h == 0) {
+		sts64(smem + S::out_off, (uint32_t)(uint64_t)to.o,
+		    (uint64_t)to.o >> 32);
+		sts32(smem + S::busy_off, busy);
+	}
 	bar_sync(BAR_L, S::work + 128);
 	if (h < S::nh) {
-		float m = unordered(lds32(smem + S::ms_off + h * 4)), l = 0.0f;
-		float unit = S::bf16 ? 1.0f : __uint_as_float(lds32(smem +
+		m = unordered(lds32(smem + S::ms_off + h * 4));
+		l = sum_l<S>(smem, h);
+		unit = S::bf16 ? 1.0f : __uint_as_float(lds32(smem +
 		    S::unit_off) << 23);
-
-#pragma unroll
-		for (int i = 0; i < S::l_parts; i++)
-			l += ldsf(smem + S::red_off + h * S::rrow + 4 * i);
-		sts32(smem + S::fs_off + h * 4, __float_as_uint(l == 0.0f ?
-		    0.0f : __fdividef(whole ? unit : 1.0f, l)));
-		if (whole)
-			Out<S>(g).lse(g, h, natural(m, l));
 		own[0] = __float_as_uint(m);
 		own[1] = __float_as_uint(l);
 		own[2] = __float_as_uint(unit);
+		sts32(smem + S::fs_off + h * 4, __float_as_uint(l == 0.0f ?
+		    0.0f : __fdividef(whole ? unit : 1.0f, l)));
 	}
 	bar_arrive(BAR_SUMS, S::work + 128);
 	if constexpr (S::splits > 1)
 		if (!whole)
-			weigh<S>(g, smem, count, own);
+			weigh<S>(g, smem, busy, own);
+	if (whole && h < S::nh)
+		*to.lse = natural(m, l);
 	if (g.arrive)
 		bar_arrive(BAR_OUT, S::work + 128);
 }
@@ -337,8 +348,8 @@ template <class S>
 __device__ inline void
 write_all(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem)
 {
-	const Out<S> out(g);
-	uint16_t *at = (uint16_t *)out.o + first_dim<S>(p);
+	const Out<S> out(g, smem);
+	uint16_t *at = out.o + first_dim<S>(p);
 	float v[2 * S::tiles], k[S::nh / 4];
 
 #pragma unroll
@@ -366,23 +377,25 @@ __device__ inline void
 send_o(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem)
 {
 	constexpr int N = 2 * S::tiles;
-	Owners owners(S::nh);
+	uint32_t split = blockIdx.x, per = g.per;
+	uint8_t *base = place_of<S>(g, 0) + S::in_rows * 16 + (split * per *
+	    512 + first_dim<S>(p)) * (S::in_row / 512);
 
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
-		uint32_t h = col_head(j, p.c), to = owners.of(h);
+		uint32_t h = col_head(j, p.c), to = owner(g, h);
 		uint32_t x[S::in_words];
 		float v[N];
 
-		if (to == blockIdx.x)
+		if (to == split)
 			continue;
 		column<S>(v, a, j, ldsf(smem + S::fs_off + h * 4));
 #pragma unroll
 		for (int i = 0; i < S::in_words; i++)
 			x[i] = S::bf16 ? __float_as_uint(v[i % N]) :
 			    pack_f16(v[2 * i % N], v[(2 * i + 1) % N]);
-		send(o_place<S>(g, to, blockIdx.x, owners.per, h - to *
-		    owners.per) + first_dim<S>(p) * (S::in_row / 512), x);
+		send(base + (h * S::in_row + to * (S::in_bytes - per *
+		    S::in_row)), x);
 	}
 }
 
@@ -401,81 +414,100 @@ add_sent(float (&v)[2 * S::tiles], const uint32_t (&x)[S::in_words], float k)
 		}
 }
 
-/* out = sum_r weight_r o_r / l_r of heads h and h + 1, columns j and j + 1, or of
- * the one that the block owns; in split order, but that its own comes first.
- * from: the splits that have sent something. */
-template <class S>
+/*
+ * v[u] += sum_r weight_r o_r / l_r of U heads of the other splits that have
+ * keys. at, wt: of split 0; `step`: from one's rows to the next's. S::at_once
+ * splits are asked for at once.
+ */
+template <class S, int U>
 __device__ inline void
-write_owned(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
-    const Out<S> &out, const Owners &owners, uint32_t from, int j)
+add_others(float (&v)[U][2 * S::tiles], uint8_t *at, uint32_t wt, uint32_t step,
+    uint32_t busy)
 {
-	constexpr int B = S::at_once;
-	constexpr uint32_t STEP = S::in_row / 512;
-	uint32_t h = col_head(j, p.c), split = blockIdx.x, per = owners.per;
-	uint32_t wt = smem + S::wt_off, own = h - split * per;
-	uint8_t *in = o_place<S>(g, split, 0, per, 0) + first_dim<S>(p) * STEP;
-	bool mine[2] = { owners.of(h) == split, owners.of(h + 1) == split };
-	float v[2][2 * S::tiles];
+	constexpr uint32_t B = S::at_once;
 
-	if (!mine[0] && !mine[1])
-		return;
-#pragma unroll
-	for (int u = 0; u < 2; u++)
-		column<S>(v[u], a, j + u, mine[u] ? ldsf(smem + S::fs_off +
-		    (h + u) * 4) * ldsf(wt + (split * per + own + u) * 4) :
-		    0.0f);
-	for (uint32_t r0 = 0; from >> r0 != 0; r0 += B) {
-		uint32_t x[2][B][S::in_words];
+#pragma unroll 1
+	for (uint32_t r0 = 0; r0 < busy; r0 += B) {
+		uint32_t x[B][U][S::in_words];
 		bool all;
 
 		do {
 			all = true;
 #pragma unroll
-			for (int i = 0; i < 2 * B; i++)
-				if (mine[i % 2] && (from >> (r0 + i / 2) & 1))
-					look(x[i % 2][i / 2], in + ((r0 + i / 2)
-					    * per + own + i % 2) * S::in_row);
+			for (uint32_t i = 0; i < B; i++)
+				if (r0 + i < busy && r0 + i != blockIdx.x)
 #pragma unroll
-			for (int i = 0; i < 2 * B; i++)
-				if (mine[i % 2] && (from >> (r0 + i / 2) & 1))
-					all &= is_there(x[i % 2][i / 2]);
+					for (int u = 0; u < U; u++)
+						look(x[i][u], at + (r0 + i) *
+						    step + u * S::in_row);
+#pragma unroll
+			for (uint32_t i = 0; i < B; i++)
+				if (r0 + i < busy && r0 + i != blockIdx.x)
+#pragma unroll
+					for (int u = 0; u < U; u++)
+						all &= is_there(x[i][u]);
 		} while (!all);
 #pragma unroll
-		for (int i = 0; i < 2 * B; i++)
-			if (mine[i % 2] && (from >> (r0 + i / 2) & 1)) {
-				uint32_t at = (r0 + i / 2) * per + own + i % 2;
-				float k = ldsf(wt + at * 4);
-
-				make_ready<S::in_words>(in + at * S::in_row);
-				if (k != 0.0f)
-					add_sent<S>(v[i % 2], x[i % 2][i / 2],
-					    k);
-			}
-	}
+		for (uint32_t i = 0; i < B; i++)
+			if (r0 + i < busy && r0 + i != blockIdx.x)
 #pragma unroll
-	for (int u = 0; u < 2; u++)
-		if (mine[u])
-			put(out.head(g, h + u, first_dim<S>(p)), out.f32, v[u]);
+				for (int u = 0; u < U; u++) {
+					make_ready<S::in_words>(at + (r0 + i) *
+					    step + u * S::in_row);
+					add_sent<S>(v[u], x[i][u], ldsf(wt +
+					    ((r0 + i) * (step / S::in_row) +
+					    u) * 4));
+				}
+	}
 }
 
-/* The splits become one. */
+/* The output of U heads from h on, columns j and j + 1 or one of these. */
+template <class S, int U>
+__device__ inline void
+write_owned(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem,
+    int j, uint32_t h)
+{
+	uint32_t split = blockIdx.x, own = h - split * g.per;
+	uint32_t wt = smem + S::wt_off + own * 4;
+	const Out<S> out(g, smem);
+	float v[U][2 * S::tiles];
+
+#pragma unroll
+	for (int u = 0; u < U; u++)
+		column<S>(v[u], a, j + u, ldsf(smem + S::fs_off + (h + u) * 4) *
+		    ldsf(wt + (split * g.per + u) * 4));
+	add_others<S, U>(v, place_of<S>(g, split) + S::in_rows * 16 + (own *
+	    512 + first_dim<S>(p)) * (S::in_row / 512), wt, g.per * S::in_row,
+	    lds32(smem + S::busy_off));
+#pragma unroll
+	for (int u = 0; u < U; u++)
+		put(out.head(g, h + u, first_dim<S>(p)), out.f32, v[u]);
+}
+
+/* The splits become one. n: keys of the block. */
 template <class S>
 __device__ inline void
-merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem)
+merge(const Args &g, const Acc<S> &a, const Place &p, uint32_t smem, uint32_t n)
 {
-	uint32_t count = min(g.count[blockIdx.z], g.max_count), from = 0;
-	Owners owners(S::nh);
-	const Out<S> out(g);
-
-	if (my_part(count).n > 0)
+	if (n > 0)
 		send_o<S>(g, a, p, smem);
-	for (uint32_t r = 0; r < gridDim.x; r++)
-		from |= (uint32_t)(r != blockIdx.x && part_of(count, r).n > 0)
-		    << r;
 	bar_sync(BAR_WEIGHTS, S::work + 128);
 #pragma unroll
-	for (int j = 0; j < S::nh / 4; j += 2)
-		write_owned<S>(g, a, p, smem, out, owners, from, j);
+	for (int j = 0; j < S::nh / 4; j += 2) {
+		uint32_t h = col_head(j, p.c), of = owner(g, h);
+
+		if constexpr (S::nh <= MAX_SPLITS)
+			if (g.per == 1) {
+				if (of == blockIdx.x)
+					write_owned<S, 1>(g, a, p, smem, j, h);
+				if (of + 1 == blockIdx.x)
+					write_owned<S, 1>(g, a, p, smem, j + 1,
+					    h + 1);
+				continue;
+			}
+		if (of == blockIdx.x)
+			write_owned<S, 2>(g, a, p, smem, j, h);
+	}
 }
 
 /* The block's share of its heads is where their owners read it. */

@@ -52,7 +52,7 @@ struct dcpg_codes {
  * each, in the memory of the rank that owns them: there [parts][rows][heads
  * / parts] from each of the `parts` ranks that send, this one being `self`.
  */
-#define DCPG_MAX_SPLITS 16
+#define DCPG_MAX_SPLITS 8
 #define DCPG_MAX_TEAM 4
 /* Bytes at `work`: of 144 SMs a place each for what splits send one block. */
 #define DCPG_ATTEND_WORK (144u * 99072u)
@@ -86,7 +86,7 @@ struct dcpg_attend {
 	float scale;
 	/* 0: chosen. Tests and the benchmark force them. */
 	uint32_t shape;		/* 1 + index of a compiled shape */
-	uint32_t splits;	/* 1 .. 16: blocks that share a list */
+	uint32_t splits;	/* 1 .. 8: blocks that share a list */
 	uint32_t team;		/* 1, 2, 4: blocks of heads that fetch their
 				   rows together */
 };

@@ -551,7 +551,8 @@ main(int argc, char **argv)
 		else if (argc > 2 && strcmp(argv[2], "linear") == 0)
 			bench_linear(true);
 		else
-			bench_attend(false, true);
+			bench_attend(argc > 2 && strcmp(argv[2], "bf16") == 0,
+			    true);
 		return 0;
 	}
 	if (*what == '\0' || strcmp(what, "prefill") == 0)

@@ -320,7 +320,7 @@ attend_tests(void)
 				    counts, 1 };
 
 				if (s > sh.splits || c.heads > 128 ||
-				    sh.fit[team] == 0)
+				    s > (uint32_t)sh.fit[team])
 					continue;
 				/* All splits of two teams a row at once; and so
 				 * that all counts come to few rows. */
@@ -336,7 +336,8 @@ attend_tests(void)
 					c.max = 130;
 				}
 				CASE(attend_case(c, salt));
-				if (team == 1 || c.heads == 128)
+				if (team == 1 || c.heads == 128 || (s > 1 &&
+				    2 * c.rows * s > (uint32_t)sh.fit[team]))
 					continue;
 				c.heads *= 2;	/* several teams a row */
 				CASE(attend_case(c, salt));

@@ -159,6 +159,7 @@ struct Sent {
 	Buf<uint32_t> list, count;
 	Buf<float> lse;
 	Buf<struct dcpg_part> to;
+	Buf<uint8_t> work;
 	struct dcpg_attend a = {};
 	struct dcpg_value v = {};
 
@@ -166,7 +167,7 @@ struct Sent {
 	    : pool((size_t)KEYS * 576), q((size_t)rows * D * heads * 576),
 	    po((size_t)D * rows * heads * 512), y((size_t)rows * heads * 128),
 	    list((size_t)rows * KEYS), count(rows), lse((size_t)D * rows *
-	    heads), to(D)
+	    heads), to(D), work(DCPG_ATTEND_WORK)
 	{
 		std::vector<uint16_t> x(pool.n);
 		std::vector<uint32_t> l(list.n), n(rows);
@@ -180,6 +181,7 @@ struct Sent {
 		for (auto &p : n)
 			p = g.below(4) == 0 ? 0 : g.below(KEYS + 1);
 		count.put(n);
+		work.poison();	/* ones, as they must be */
 	}
 	static const uint32_t KEYS = 200;
 };
@@ -220,6 +222,7 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 		a.list = r[d]->list.d;
 		a.count = r[d]->count.d;
 		a.to = r[d]->to.d;
+		a.work = r[d]->work.d;
 		a.parts = D;
 		a.self = d;
 		a.rows = rows;
