@@ -228,7 +228,7 @@ ctl_cache(int argc, char **argv)
 		{ "prompt", 'p', CTL_STR, &in.prompt, "TEXT",
 		  "pin: the text that is to stay", NULL },
 		{ "prompt-file", 'f', CTL_STR, &in.file, "FILE",
-		  "pin: the text, from a file or - for standard input", NULL },
+		  "pin: the text, a file or - for standard input", NULL },
 		{ "tokens", 0, CTL_STR, &in.tokens, "1,2,3",
 		  "pin: token ids", NULL },
 		{ "request", 0, CTL_U64, &in.request, "N",

@@ -400,7 +400,7 @@ ctl_chat(int argc, char **argv)
 		{ "tools", 0, CTL_STR, &tools, "FILE",
 		  "JSON array of tools the model may call", NULL },
 		{ "plain", 0, CTL_FLAG, &plain, NULL,
-		  "\"<|user|>\" in a message is text, no special token",
+		  "\"<|user|>\" in a message is text, no token",
 		  NULL },
 		{ "occupancy", 0, CTL_FLAG, &c.occupancy, NULL,
 		  "show how many tokens each rank held", NULL },

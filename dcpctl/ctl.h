@@ -141,7 +141,7 @@ struct ctl_sampling {
 	{ "top-logprobs", 0, CTL_U32, &(s).top_logprobs, "K", \
 	  "and of the K best", NULL }, \
 	{ "response-format", 0, CTL_STR, &(s).format, "JSON", \
-	  "as OpenAI has it: {\"type\": \"json_object\"}, or a schema", \
+	  "OpenAI's: {\"type\": \"json_object\"}, or a schema", \
 	  NULL }, \
 	{ "priority", 0, CTL_I32, &(s).priority, "N", "higher first", NULL }, \
 	{ "deadline-ms", 0, CTL_U32, &(s).deadline_ms, "MS", \

@@ -189,8 +189,8 @@ ctl_generate(int argc, char **argv)
 	char *text = NULL;
 	int rc;
 
-	rc = ctl_parse(argc, argv, opts, "generate (--prompt TEXT | "
-	    "--prompt-file FILE | --tokens 1,2,3) [options]", NULL);
+	rc = ctl_parse(argc, argv, opts, "generate -p TEXT|-f FILE|"
+	    "--tokens 1,2,3 [options]", NULL);
 	if (rc == 0 && !ctl.json &&
 	    (s.logprobs || s.top_logprobs > 0 || in.echo))
 		rc = ctl_fail(CTL_USAGE, "--%s: shown as JSON only; add -j",

@@ -137,7 +137,7 @@ ctl_tokenize(int argc, char **argv)
 		{ "prompt-file", 'f', CTL_STR, &in.file, "FILE",
 		  "a text, from a file or - for standard input", NULL },
 		{ "messages", 'm', CTL_STR, &in.messages, "FILE",
-		  "JSON array of messages, in the model's chat format", NULL },
+		  "JSON array of messages, by the chat template", NULL },
 		{ "tokens", 0, CTL_STR, &in.tokens, "1,2,3",
 		  "token ids, to be made text", NULL },
 		{ "options", 0, CTL_STR, &in.options, "JSON",
@@ -149,8 +149,8 @@ ctl_tokenize(int argc, char **argv)
 	struct dcp_request r = { .size = sizeof r };
 	int rc;
 
-	rc = ctl_parse(argc, argv, opts, "tokenize (--prompt TEXT | "
-	    "--prompt-file FILE | --messages FILE | --tokens 1,2,3)", NULL);
+	rc = ctl_parse(argc, argv, opts, "tokenize -p TEXT|-f FILE|"
+	    "-m FILE|--tokens 1,2,3 [options]", NULL);
 	if (rc == 0)
 		rc = fill_input(&in, &r);
 	if (rc == 0)

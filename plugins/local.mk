@@ -2,8 +2,8 @@
 plugindir = $(pkglibdir)/plugins
 PLUGIN_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version
 
-# Examples: installed as documentation, built and run by tests.
-exampledir = $(docdir)/examples
+# Examples: installed where doc/plugins.md links to, built and run by tests.
+exampledir = $(docdir)/plugins/example
 dist_example_DATA = plugins/example/canary.c plugins/example/run_plugin.c
 check_PROGRAMS += plugins/run_plugin
 plugins_run_plugin_SOURCES = plugins/example/run_plugin.c

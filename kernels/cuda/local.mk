@@ -16,8 +16,9 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/where.py tests/gpu/rows_test.cu \
 	tests/gpu/value_test.cu tests/gpu/query_test.cu tests/gpu/queries.h \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
-	tests/gpu/memory.py \
-	tests/gpu/README
+	tests/gpu/memory.py tests/gpu/nopeer.py tests/lib/structs.py \
+	tests/gpu/README tests/integration/test_structs.py
+TESTS += tests/integration/test_structs.py
 cuda_sources = kernels/cuda/backend.cu kernels/cuda/weights.cu \
 	kernels/cuda/product.cu kernels/cuda/norm.cu kernels/cuda/attn_in.cu \
 	kernels/cuda/select_op.cu kernels/cuda/prefill.cu \

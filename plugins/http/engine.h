@@ -19,6 +19,7 @@ void engine_wait(struct engine *);
 /* generate.c */
 void generate_resume(struct engine *);
 void generate_tick(struct engine *);
+void gen_drop(struct gen *);	/* there is no memory for its answer */
 
 /* gen_text.c */
 struct held {

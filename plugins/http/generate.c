@@ -119,51 +119,12 @@ fail_errno(struct gen *g, int error, const char *message)
 
 /* --- gathering --------------------------------------------------------- */
 
-/* The largest pays, whoever is the last straw. */
-static struct gen *
-largest(struct http *http, uint64_t *bytes)
-{
-	struct gen *g, *most = NULL;
-
-	*bytes = 0;
-	TAILQ_FOREACH(g, engine_gens(http->engine), link)
-		if (g->gathered > *bytes) {
-			*bytes = g->gathered;
-			most = g;
-		}
-	return most;
-}
-
 void
-gen_bound(struct http *http)
+gen_drop(struct gen *g)
 {
-	uint64_t gathered, leaving;
-	struct conn *c;
-	struct gen *g;
-
-	/* An error is an answer, too, and calls us: the loop looks again. */
-	if (http->bounding)
-		return;
-	http->bounding = true;
-	while (http->answers > http->cfg.max_answers) {
-		g = largest(http, &gathered);
-		leaving = server_largest(http->server, &c);
-		if (g == NULL && c == NULL)
-			break;
-		http_log(http, LOG_WARNING, "answers take %llu bytes, more "
-		    "than max_answers: the largest is dropped, %llu bytes%s",
-		    (unsigned long long)http->answers, (unsigned long long)
-		    (leaving > gathered ? leaving : gathered), leaving >
-		    gathered ? " that its client has not taken" : "");
-		if (leaving > gathered) {
-			server_cut_off(c);
-			continue;
-		}
-		fail(g, 503, "out_of_memory", "the answer takes more memory "
-		    "than there is for such now: ask for fewer at once, for "
-		    "fewer logprobs, or for a stream");
-	}
-	http->bounding = false;
+	fail(g, 503, "out_of_memory", "the answer takes more memory than there "
+	    "is for such now: ask for fewer at once, for fewer logprobs, or "
+	    "for a stream");
 }
 
 /* So many bytes more of an answer that is no stream. */

@@ -10,6 +10,7 @@
  *   fields.c     a body's fields -> struct params, types checked
  *   engine.c     the connection to the engine: requests and their events
  *   generate.c   submit, back-pressure, cancel, errors; the same for all APIs
+ *   bound.c      the memory of answers that are no streams
  *   gen_text.c   what a choice gathers: text, tool calls, logprobs
  *   chat.c completions.c responses.c messages.c    one API each: a gen_style
  *

@@ -1,7 +1,7 @@
 # The HTTP front end: one shared object.
 plugin_LTLIBRARIES += plugins/http.la
 plugins_http_la_SOURCES = plugins/evlog.h plugins/http/http.c plugins/http/http.h \
-	plugins/http/api.h plugins/http/call.c plugins/http/call.h \
+	plugins/http/api.h plugins/http/bound.c plugins/http/call.c plugins/http/call.h \
 	plugins/http/chat.c plugins/http/completions.c \
 	plugins/http/settings.c plugins/http/settings.h \
 	plugins/http/engine.c plugins/http/engine.h plugins/http/fields.c \
@@ -59,6 +59,13 @@ TESTS += tests/unit/t_http_scan
 tests_unit_t_http_scan_SOURCES = tests/unit/t_http_scan.c plugins/http/scan.c \
 	plugins/http/scan.h
 tests_unit_t_http_scan_LDADD = $(TEST_LIBS)
+
+check_PROGRAMS += tests/unit/t_http_bound
+TESTS += tests/unit/t_http_bound
+tests_unit_t_http_bound_SOURCES = tests/unit/t_http_bound.c \
+	plugins/http/bound.c
+tests_unit_t_http_bound_CFLAGS = $(AM_CFLAGS) $(LIBEVENT_CFLAGS)
+tests_unit_t_http_bound_LDADD = $(TEST_LIBS)
 
 # They define the functions of libdcpclient that the plugin then finds first.
 check_PROGRAMS += tests/fuzz/fuzz_http tests/fuzz/fuzz_body

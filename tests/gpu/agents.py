@@ -63,7 +63,7 @@ def main():
                   ", ".join(f"{o[k][q + '_ms']:.4g}" for k, q in KEYS))
             sys.stdout.flush()
     print(f"agents: {failed} requests failed")
-    raise SystemExit(failed != 0)
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def main():
             run("stuck peer, flags", "hog 1 8", [*tp2, "--dcp-comm", "peer"],
                 60, ["stuck: step", "waited", "it is lost"])
     print(f"failstop: {failed} failed")
-    raise SystemExit(failed != 0)
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def main():
             check(max(map(abs, more)) < SLACK, "nccl: what it takes is counted"
                   f", but for {', '.join(f'{x / MIB:.1f}' for x in more)} MiB")
     print(f"memory: {failed} failed")
-    raise SystemExit(failed != 0)
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

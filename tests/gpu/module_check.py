@@ -555,7 +555,7 @@ def main():
         print(f"     {part}: {time.monotonic() - t:.1f} s")
     print(gpu.said())
     print(f"module_check: {failed} failed, {n} GPUs, {ranks(n)} ranks")
-    raise SystemExit(failed != 0)
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def main():
             zip(with_peers["ranks"], without["ranks"])]
     check(min(more) > 0, f"bytes of workspace more, by rank: {more}")
     print(f"nopeer: {failed} failed")
-    raise SystemExit(failed != 0)
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

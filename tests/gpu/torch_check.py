@@ -4,43 +4,28 @@
     torch_check.py LIBDCPG
 
 Dequantises, multiplies and selects in float64 with torch's own operators and
-compares with what the library's C entry points gave for the same tensors.
+compares with what the library's C entry points gave for the same tensors. The
+library must be of this tree: structs are read from its header.
 """
 import ctypes
+import os
 import sys
 
 import torch
 
+SRC = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(SRC, "tests/lib"))
+from structs import Headers  # noqa: E402
+
+C = Headers(os.path.join(SRC, "kernels/kernels.h"),
+            os.path.join(SRC, "kernels/cuda/dcpg.h"))
+Attend, Score, Select = (C["dcpg_" + x] for x in
+                         ("attend", "index_score", "select"))
+KV_FP8, BINS = C.number("DCPK_KV_FP8"), C.number("DCPG_BINS")
 FP8 = torch.float8_e4m3fn
-VP, U32, F32, BOOL = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_float,
-                      ctypes.c_bool)
 failed = 0
-
-
-class Attend(ctypes.Structure):
-    _fields_ = [("q", VP), ("pool", VP), ("list", VP), ("count", VP),
-                ("out", VP), ("lse", VP), ("to", VP), ("parts", U32),
-                ("self", U32), ("rows", U32), ("heads", U32), ("list_stride", U32),
-                ("max_count", U32),
-                ("kv", ctypes.c_int), ("out_f32", BOOL), ("scale", F32),
-                ("shape", U32), ("splits", U32), ("team", U32)]
-
-
-class Score(ctypes.Structure):
-    _fields_ = [("q8", VP), ("w", VP), ("keys", VP), ("kscale", VP),
-                ("table", VP), ("table_at", VP), ("len", VP), ("score", VP),
-                ("hist", VP), ("rows", U32), ("heads", U32), ("stride", U32),
-                ("max_len", U32), ("page_rows", U32),
-                ("clear", VP)]
-
-
-class Select(ctypes.Structure):
-    _fields_ = [("score", VP), ("hist", VP), ("table", VP), ("table_at", VP),
-                ("len", VP), ("list", VP), ("count", VP), ("rows", U32),
-                ("stride", U32), ("max_len", U32), ("list_stride", U32),
-                ("page_rows", U32), ("k", U32), ("rank", U32), ("ranks", U32),
-                ("clear", VP),
-                ("more_ranks", ctypes.c_char * 4096)]   # unused at D = 1
 
 
 def verdict(ok, what):
@@ -50,7 +35,9 @@ def verdict(ok, what):
 
 
 def call(f, args):
-    rc = f(ctypes.byref(args), VP(torch.cuda.current_stream().cuda_stream))
+    torch.cuda.synchronize()    # some arguments are read early
+    rc = f(ctypes.byref(args),
+           ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
     torch.cuda.synchronize()
     if rc != 0:
         sys.exit(f"{f.__name__}: {rc}")
@@ -84,10 +71,11 @@ def check_attend(lib, gen, heads, rows, keys):
     out = torch.full((rows, heads, 512), float("nan"), device="cuda",
                      dtype=torch.bfloat16)
     lse = torch.full((rows, heads), float("nan"), device="cuda")
-    a = Attend(q.data_ptr(), pool.data_ptr(), lists.data_ptr(),
-               count.data_ptr(), out.data_ptr(), lse.data_ptr(), None, 0, 0,
-               rows, heads, keys, keys, 2, False, 0.07, 0, 0)
-    call(lib.dcpg_attend, a)
+    call(lib.dcpg_attend, Attend(
+        q=q.data_ptr(), pool=pool.data_ptr(), list=lists.data_ptr(),
+        count=count.data_ptr(), out=out.data_ptr(), lse=lse.data_ptr(),
+        rows=rows, heads=heads, list_stride=keys, max_count=keys, kv=KV_FP8,
+        scale=0.07))
     worst = lse_err = 0.0
     for r in range(rows):
         kv = value[lists[r, :count[r]].long()]
@@ -111,13 +99,15 @@ def check_index(lib, gen, heads, rows, length, k):
           100).clamp(-448, 448).to(FP8)
     w = torch.randn(rows, heads, generator=gen, device="cuda") / 448
     score = torch.full((rows, length), float("nan"), device="cuda")
-    hist = torch.zeros(rows, 2048, device="cuda", dtype=torch.int32)
+    hist = torch.zeros(rows, BINS, device="cuda", dtype=torch.int32)
     zero = torch.zeros(rows, device="cuda", dtype=torch.int32)
     lens = torch.full_like(zero, length)
     call(lib.dcpg_index_score, Score(
-        q8.data_ptr(), w.data_ptr(), keys.data_ptr(), kscale.data_ptr(),
-        table.data_ptr(), zero.data_ptr(), lens.data_ptr(), score.data_ptr(),
-        hist.data_ptr(), rows, heads, length, length, 64))
+        q8=q8.data_ptr(), w=w.data_ptr(), keys=keys.data_ptr(),
+        kscale=kscale.data_ptr(), table=table.data_ptr(),
+        table_at=zero.data_ptr(), len=lens.data_ptr(), score=score.data_ptr(),
+        hist=hist.data_ptr(), rows=rows, heads=heads, stride=length,
+        max_len=length, page_rows=64))
     row = (table.long()[:, None] * 64 +
            torch.arange(64, device="cuda")).flatten()
     kd = keys.double()[row]
@@ -128,9 +118,10 @@ def check_index(lib, gen, heads, rows, length, k):
     lists = torch.full((rows, k), -1, device="cuda", dtype=torch.int32)
     count = torch.zeros_like(zero)
     call(lib.dcpg_select, Select(
-        score.data_ptr(), hist.data_ptr(), table.data_ptr(), zero.data_ptr(),
-        lens.data_ptr(), lists.data_ptr(), count.data_ptr(), rows, length,
-        length, k, 64, k, 0, 1, None))
+        score=score.data_ptr(), hist=hist.data_ptr(), table=table.data_ptr(),
+        table_at=zero.data_ptr(), len=lens.data_ptr(), list=lists.data_ptr(),
+        count=count.data_ptr(), rows=rows, stride=length, max_len=length,
+        list_stride=k, page_rows=64, k=k, rank=0, ranks=1))
     same = True
     for r in range(rows):
         best = torch.sort(score[r], descending=True, stable=True).indices[:k]
@@ -156,7 +147,7 @@ def main():
         for rows, length in ((1, 131072), (6, 8192)):
             check_index(lib, gen, heads, rows, length, 2048)
     print(f"torch_check: {failed} failed")
-    sys.exit(failed != 0)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Every page of doc/ is in the index and installed, every link leads to a file,
-# and every test that doc/cases.md names is there.
+# here and where it is installed, and every test that doc/cases.md names is
+# there. Run in the build folder.
 set -eu
 . "${srcdir:-.}/tests/integration/lib.sh"
 
@@ -11,16 +12,27 @@ for page in "$srcdir"/doc/*.md; do
 	grep -qw "doc/$name" "$srcdir/Makefile.am" ||
 	    fail "Makefile.am does not install doc/$name"
 done
-for page in "$srcdir"/*.md "$srcdir"/doc/*.md; do
-	dir=$(dirname "$page")
-	grep -o '](\([^)#]*\)' "$page" | sed 's/^](//' >"$work/links" || :
-	while read -r link; do
-		case $link in
-		http*) continue ;;
-		esac
-		[ -e "$dir/$link" ] || fail "$page: no $link"
-	done <"$work/links"
-done
+links_lead() {	# PAGE..: each link of theirs
+	for page; do
+		dir=$(dirname "$page")
+		grep -o '](\([^)#]*\)' "$page" | sed 's/^](//' >"$work/links" || :
+		while read -r link; do
+			case $link in
+			http*) continue ;;
+			esac
+			[ -e "$dir/$link" ] || fail "$page: no $link"
+		done <"$work/links"
+	done
+}
+links_lead "$srcdir"/*.md "$srcdir"/doc/*.md
+# What goes into the documentation's folder, and nothing else.
+unset MAKEFLAGS MFLAGS MAKELEVEL
+flock install.lock make -s DESTDIR="$work/stage" $(sed -n \
+    's/^\(install-dist_\(doc[a-z]*\|example\)DATA\):.*/\1/p' Makefile) \
+    >/dev/null 2>"$work/log" || fail "make install"
+pages=$(find "$work/stage" -name '*.md')
+[ "$(echo "$pages" | wc -l)" -gt 20 ] || fail "installed are only $pages"
+links_lead $pages
 find "$srcdir/tests" \( -name '*.c' -o -name '*.py' -o -name '*.sh' \) \
     -exec cat {} + >"$work/tests"
 n=0

@@ -206,6 +206,15 @@ rc=0
     fail "no tools: $rc, $(cat "$work/o")"
 "$DCPCTL" help chat >"$work/o" || fail "help chat"
 grep -q "usage: dcpctl chat" "$work/o" || fail "help chat: $(cat "$work/o")"
+# Every line of help leaves a terminal of 80 columns its last one.
+"$DCPCTL" help >"$work/help"
+commands=$(sed -n '/^options/q; s/^  \([a-z]*\) .*/\1/p' "$work/help")
+[ "$(echo "$commands" | wc -l)" -gt 15 ] || fail "commands: $commands"
+for c in $commands "bench ipc" "bench decode" "bench prefill" "bench trace"; do
+	"$DCPCTL" $c --help >>"$work/help" || fail "$c --help"
+done
+[ "$(grep -c ^usage: "$work/help")" -gt 20 ] || fail "$(cat "$work/help")"
+! grep -E '^.{80}' "$work/help" >"$work/log" || fail "help of 80 columns"
 rc=0
 "$DCPCTL" help nothing >"$work/o" 2>&1 || rc=$?
 [ $rc = 2 ] && grep -q "no such command" "$work/o" || fail "help nothing: $rc"
