@@ -242,12 +242,14 @@ struct Entry {
 	Shape<bf16, nh, w>::splits : nh, Shape<bf16, nh, w>::in_bytes, { 0 } }
 
 Entry fp8_entries[] = {
-	ENTRY(false, 64, 2, 8.4, 2.7, 0), ENTRY(false, 32, 2, 6.4, 1.7, 1.8),
-	ENTRY(false, 16, 4, 3.3, 1.75, 1.8), ENTRY(false, 8, 4, 3.5, 1.4, 1.8),
+	ENTRY(false, 64, 2, 8.44, 2.68, 0), ENTRY(false, 32, 2, 6.4, 1.62, 2.3),
+	ENTRY(false, 16, 4, 3.3, 1.78, 1.74),
+	ENTRY(false, 8, 4, 3.25, 1.44, 2.07),
 };
 Entry bf16_entries[] = {
-	ENTRY(true, 32, 2, 6.6, 2.2, 1.8), ENTRY(true, 16, 2, 5.6, 1.7, 1.8),
-	ENTRY(true, 8, 2, 4.6, 1.65, 1.8), ENTRY(true, 64, 2, 11.7, 3.17, 0),
+	ENTRY(true, 32, 2, 6.47, 2.33, 3.27),
+	ENTRY(true, 16, 2, 6.12, 1.85, 0.89),
+	ENTRY(true, 8, 2, 4.22, 1.76, 1.28), ENTRY(true, 64, 2, 8.22, 2.73, 0),
 };
 
 template <class T, size_t N>

@@ -187,42 +187,64 @@ arrivals(dcpk_ctx *c, const dcpg_rank *o, dcpg_rank *from)
 	    from->id) : NULL;
 }
 
-/* The table that attention of a rank looks its group's owners up in; without
- * peer access there is none. */
+/* Elements between the two places where layers' partials come in turn, so that
+ * in one what peers sent is read while the other is made ready; of their LSEs a
+ * 512th of it. */
+static size_t
+o_turn(const dcpk_ctx *c, uint32_t layer)
+{
+	return layer % 2 * c->M * c->Hg * (size_t)DCPG_LATENT;
+}
+
+/* The tables, one for each turn, that attention of a rank looks its group's
+ * owners up in; without peer access there are none. */
 int
 dcpg_parts_open(dcpk_ctx *c, dcpg_rank *r)
 {
-	std::vector<dcpg_part> to(c->D);
+	std::vector<dcpg_part> to(2 * c->D);
 
 	if (r->parts == NULL)
 		return 0;
-	for (uint32_t e = 0; e < c->D; e++) {
-		dcpg_rank *o = &c->r[r->group * c->D + e];
+	for (uint32_t i = 0; i < 2 * c->D; i++) {
+		dcpg_rank *o = &c->r[r->group * c->D + i % c->D];
+		size_t turn = o_turn(c, i / c->D);
 
-		to[e] = { o->po, o->plse, arrivals(c, o, r) };
+		to[i] = { (bf16 *)o->po + turn, o->plse + turn / DCPG_LATENT,
+		    arrivals(c, o, r) };
 	}
 	cudaSetDevice(r->dev);	/* behind what clears its memory */
-	return dcpg_ok(cudaMemcpy(r->parts, to.data(), c->D * sizeof to[0],
+	return dcpg_ok(cudaMemcpy(r->parts, to.data(), to.size() * sizeof to[0],
 	    cudaMemcpyHostToDevice), "parts");
 }
 
 /* What rank `from` of r's group has sent it. */
 static bf16 *
-sent_o(const dcpk_ctx *c, const dcpg_rank *r, uint32_t from)
+sent_o(const dcpk_ctx *c, const dcpg_rank *r, uint32_t layer, uint32_t from)
 {
-	return (bf16 *)r->po + (size_t)from * c->rows * c->Hr * DCPG_LATENT;
+	return (bf16 *)r->po + o_turn(c, layer) + (size_t)from * c->rows *
+	    c->Hr * DCPG_LATENT;
 }
 
 static float *
-sent_lse(const dcpk_ctx *c, const dcpg_rank *r, uint32_t from)
+sent_lse(const dcpk_ctx *c, const dcpg_rank *r, uint32_t layer, uint32_t from)
 {
-	return r->plse + (size_t)from * c->rows * c->Hr;
+	return r->plse + o_turn(c, layer) / DCPG_LATENT + (size_t)from *
+	    c->rows * c->Hr;
+}
+
+/* Is what is sent known by its own words? What the first layer writes to was
+ * not made ready by one before. */
+static bool
+by_words(const dcpk_ctx *c, uint32_t layer)
+{
+	return c->s.comm == DCPK_COMM_PEER && sends_o(c) && layer != 0;
 }
 
 /* Heads that attend.cu has: the fast kernel. A rank's pool has its share of the
  * keys that are selected. */
 static struct dcpg_attend
-fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
+fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t layer,
+    uint32_t rows)
 {
 	const dcpk_model *m = &c->s.model;
 	size_t at = (size_t)a->slot0 * a->heads;
@@ -239,8 +261,8 @@ fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 		f.out = a->o16 + at * DCPG_LATENT;
 	f.lse = (a->lse ? a->lse : r->lse_unused) + at;
 	f.work = r->attend_work;
-	f.to = a->send ? r->parts : NULL;
-	f.arrive = c->s.comm == DCPK_COMM_PEER;
+	f.to = a->send ? r->parts + layer % 2 * c->D : NULL;
+	f.arrive = c->s.comm == DCPK_COMM_PEER && !by_words(c, layer);
 	f.parts = c->D;
 	f.self = r->dr;
 	f.rows = rows;
@@ -255,14 +277,14 @@ fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t rows)
 }
 
 static int
-attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t rows)
+attend(dcpk_ctx *c, dcpg_rank *r, att_args *a, uint32_t layer, uint32_t rows)
 {
 	const dcpk_model *m = &c->s.model;
 
 	if (rows == 0)
 		return 0;
 	if (has_fast(c, a->heads)) {
-		struct dcpg_attend f = fast_args(c, r, a, rows);
+		struct dcpg_attend f = fast_args(c, r, a, layer, rows);
 
 		return dcpg_attend(&f, r->st);
 	}
@@ -396,7 +418,7 @@ codes_by_value(const dcpk_ctx *c)
 }
 
 static int
-value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, bool fp8)
+value(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, const bf16 *w, bool fp8)
 {
 	/* what has crossed as fp8 is merged already */
 	bool merged = c->D == 1 || c->s.wire == DCPK_WIRE_FP8;
@@ -407,9 +429,9 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, bool fp8)
 	for (uint32_t e = 0; !merged && e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
 
-		a.part[e] = sent ? sent_o(c, r, e) : (bf16 *)o->po + own *
+		a.part[e] = sent ? sent_o(c, r, layer, e) : (bf16 *)o->po + own *
 		    DCPG_LATENT;
-		a.lse[e] = sent ? sent_lse(c, r, e) : o->plse + own;
+		a.lse[e] = sent ? sent_lse(c, r, layer, e) : o->plse + own;
 	}
 	if (merged)
 		a.part[0] = r->o;
@@ -430,9 +452,13 @@ value(dcpk_ctx *c, dcpg_rank *r, const bf16 *w, bool fp8)
 
 		as.heads = c->Hg;
 		as.send = true;
-		f = fast_args(c, r, &as, c->rows);
+		f = fast_args(c, r, &as, layer, c->rows);
 		a.first = r->group * c->D;
-		a.arrivals = dcpg_attend_arrivals(&f);
+		a.ones = by_words(c, layer);
+		if (!a.ones)
+			a.arrivals = dcpg_attend_arrivals(&f);
+		a.clear = sent_o(c, r, layer + 1, 0);
+		a.clear_lse = sent_lse(c, r, layer + 1, 0);
 	}
 	return dcpg_value(&a, r->st);
 }
@@ -514,7 +540,7 @@ from_pools(dcpk_ctx *c, uint32_t layer)
 			a.lse = r->plse;
 			a.send = sends_o(c);
 		}
-		rc |= attend(c, r, &a, c->rows);
+		rc |= attend(c, r, &a, layer, c->rows);
 	}
 	if (c->D == 1)
 		return rc;
@@ -553,7 +579,7 @@ over_gathered(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, uint32_t req, bool a2a)
 		a.heads = c->Hp;
 		a.o16 = r->o;
 	}
-	return rc | attend(c, r, &a, s.n);
+	return rc | attend(c, r, &a, layer, s.n);
 }
 
 static int
@@ -639,7 +665,7 @@ from_own_pool(dcpk_ctx *c, uint32_t layer)
 		a.q = r->q;
 		a.heads = c->Hp;
 		a.o16 = r->o;
-		rc |= attend(c, r, &a, r->m);
+		rc |= attend(c, r, &a, layer, r->m);
 	}
 	return rc;
 }
@@ -700,7 +726,7 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t layer)
 		    0 : r->cp * c->Hr) * m->vdim * m->kv_lora;
 
 		cudaSetDevice(r->dev);
-		rc |= by_value(c) ? value(c, r, uv, r->layer[layer].o.scale !=
+		rc |= by_value(c) ? value(c, r, layer, uv, r->layer[layer].o.scale !=
 		    NULL) : values(c, r, uv, heads);
 	}
 	for (uint32_t i = 0; i < c->W; i++) {

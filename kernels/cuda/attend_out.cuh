@@ -89,6 +89,28 @@ struct Out {
 	}
 };
 
+/* Words of an output, perhaps for a peer that looks at these alone. */
+__device__ inline void
+put(void *to, uint4 v)
+{
+	asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};"
+	    :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ inline void
+put(void *to, uint2 v)
+{
+	asm volatile("st.relaxed.sys.global.v2.b32 [%0], {%1, %2};"
+	    :: "l"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+
+__device__ inline void
+put(float *to, float v)
+{
+	asm volatile("st.relaxed.sys.global.f32 [%0], %1;" :: "l"(to), "f"(v) :
+	    "memory");
+}
+
 /* N neighbouring outputs of one head. */
 template <int N>
 __device__ inline void
@@ -97,15 +119,17 @@ put(uint16_t *half, bool f32, const float (&v)[N])
 	if (f32)
 #pragma unroll
 		for (int i = 0; i < N; i += 4)
-			*(float4 *)((float *)half + i) = make_float4(v[i],
-			    v[i + 1], v[i + 2], v[i + 3]);
+			put((float *)half + i, make_uint4(
+			    __float_as_uint(v[i]), __float_as_uint(v[i + 1]),
+			    __float_as_uint(v[i + 2]),
+			    __float_as_uint(v[i + 3])));
 	else if (N == 8)
-		*(uint4 *)half = make_uint4(pack_bf16(v[0], v[1]),
-		    pack_bf16(v[2], v[3]), pack_bf16(v[4 % N], v[5 % N]),
-		    pack_bf16(v[6 % N], v[7 % N]));
+		put(half, make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2],
+		    v[3]), pack_bf16(v[4 % N], v[5 % N]), pack_bf16(v[6 % N],
+		    v[7 % N])));
 	else
-		*(uint2 *)half = make_uint2(pack_bf16(v[0], v[1]),
-		    pack_bf16(v[2], v[3]));
+		put(half, make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2],
+		    v[3])));
 }
 
 /* A thread's sums of column j, times k; they begin at first_dim(). */
@@ -289,7 +313,7 @@ weigh(const Args &g, uint32_t smem, uint32_t busy, const uint32_t (&own)[4])
 	}
 	bar_arrive(BAR_WEIGHTS, S::work + 128);
 	if (mine && r == 0)
-		*Dest<S>(g, first + h).lse = natural(m, l);
+		put(Dest<S>(g, first + h).lse, natural(m, l));
 }
 
 /* How many splits have keys; these are the first. */
@@ -336,7 +360,7 @@ finish(const Args &g, uint32_t smem)
 		if (!whole)
 			weigh<S>(g, smem, busy, own);
 	if (whole && h < S::nh)
-		*to.lse = natural(m, l);
+		put(to.lse, natural(m, l));
 	if (g.arrive)
 		bar_arrive(BAR_OUT, S::work + 128);
 }

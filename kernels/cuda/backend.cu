@@ -291,9 +291,9 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 	if (c->D > 1) {
 		r->qg = TAKE(M * c->Hg * cr, bf16);
 		r->po = TAKE(M * c->Hg * m->kv_lora, float);
-		r->plse = TAKE(M * c->Hg, float);
+		r->plse = TAKE(2 * M * c->Hg, float);
 		if (!c->mirrored)
-			r->parts = TAKE(c->D, struct dcpg_part);
+			r->parts = TAKE(2 * c->D, struct dcpg_part);
 		if (c->s.wire == DCPK_WIRE_FP8) {
 			r->w8 = TAKE(M * c->Hg * m->kv_lora, uint8_t);
 			r->w8_scale = TAKE(M * c->Hg * ((m->kv_lora +

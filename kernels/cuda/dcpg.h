@@ -50,7 +50,9 @@ struct dcpg_codes {
  *
  * Heads may go to several places (`to`), heads / parts neighbouring ones to
  * each, in the memory of the rank that owns them: there [parts][rows][heads
- * / parts] from each of the `parts` ranks that send, this one being `self`.
+ * / parts] from each of the `parts` ranks that send, this one being `self`. No
+ * word of these outputs and LSEs is ever all ones, by which who waits for them
+ * can tell that they are there; or by `arrive`.
  */
 #define DCPG_MAX_SPLITS 8
 #define DCPG_MAX_TEAM 4
@@ -467,6 +469,11 @@ struct dcpg_value {
 	uint32_t first, arrivals; /* not 0: no meeting; the partials are there
 				   after so many arrivals from each rank, of
 				   which `first` is the group's first */
+	bool ones;		/* neither: their places, and those of the LSEs,
+				   held ones before the last meeting, and what
+				   is not ones is there */
+	void *clear;		/* places like part[] and lse[], rank after */
+	float *clear_lse;	/* rank, to be set so for the next; or NULL */
 };
 
 int dcpg_value(const struct dcpg_value *, void *stream);

@@ -126,7 +126,7 @@ struct dcpg_rank {
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
 	float *plse;		/* [M][Hg] */
-	struct dcpg_part *parts;	/* [D]: po and plse of its group;
+	struct dcpg_part *parts;	/* [2][D]: po and plse of its group;
 					   mirrored: NULL */
 	/* DCPK_WIRE_FP8: what peers put here of this rank's heads, wire.cu */
 	uint8_t *w8;		/* [D][rows][Hr][c] e4m3 */

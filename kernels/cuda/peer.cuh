@@ -110,6 +110,22 @@ peer_await(const struct dcpg_peer &p, uint32_t who, const uint32_t *flag,
 	peer_acquire(flag);
 }
 
+/* For who looks again and again at what peer `who` sends; t0 is 0 at first. No:
+ * one was lost, or is now. */
+__device__ inline bool
+peer_patience(const struct dcpg_peer &p, uint32_t who, uint64_t &t0)
+{
+	if (*(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
+		return false;
+	if (t0 == 0)
+		t0 = now_ns();
+	if (now_ns() - t0 <= p.limit_ns)
+		return true;
+	peer_give_up(p, who, *(volatile uint32_t *)peer_word(p, PEER_BEGUN) +
+	    1);
+	return false;
+}
+
 /* A word for a peer that says all by itself: nothing is ordered by it. */
 __device__ inline void
 peer_put(uint64_t *p, uint64_t v)
@@ -139,17 +155,9 @@ peer_take(const struct dcpg_peer &p, uint32_t who, const uint64_t *at,
 {
 	uint64_t t0 = 0;
 
-	for (; v == DCPG_NO_OFFER && p.world != 0; v = peer_get(at)) {
-		if (*(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
-			return v;
-		if (t0 == 0)
-			t0 = now_ns();
-		if (now_ns() - t0 > p.limit_ns) {
-			peer_give_up(p, who, *(volatile uint32_t *)peer_word(p,
-			    PEER_BEGUN) + 1);
-			return v;
-		}
-	}
+	for (; v == DCPG_NO_OFFER && p.world != 0; v = peer_get(at))
+		if (!peer_patience(p, who, t0))
+			break;
 	return v;
 }
 

@@ -243,20 +243,10 @@ template <uint32_t N>
 __device__ inline void
 await_words(const struct dcpg_query &g, uint32_t e)
 {
-	const struct dcpg_peer &p = g.peer;
 	uint64_t t0 = 0;
 
-	while (!is_here<N>(g, e)) {
-		if (*(volatile uint32_t *)peer_word(p, PEER_LOST) != 0)
-			return;
-		if (t0 == 0)
-			t0 = now_ns();
-		if (now_ns() - t0 > p.limit_ns) {
-			peer_give_up(p, g.first + e, *(volatile uint32_t *)
-			    peer_word(p, PEER_BEGUN) + 1);
-			return;
-		}
-	}
+	while (!is_here<N>(g, e) && peer_patience(g.peer, g.first + e, t0))
+		;
 }
 
 /* What is here of all ranks; by the first block. */

@@ -87,14 +87,14 @@ bring_weights(const struct dcpg_value &g, const CUtensorMap *map,
 
 /* --- merging ------------------------------------------------------------- */
 
-/* A partial, past the L1: it came while this kernel ran. Or zeros. */
+/* A partial, word by word past the L1: it comes while this kernel runs. Or zeros. */
 __device__ inline uint4
 load_part(const void *p, bool there)
 {
 	uint4 v = make_uint4(0, 0, 0, 0);
 
 	asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
-	    "@p ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n" :
+	    "@p ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n" :
 	    "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p),
 	    "r"((uint32_t)there) : "memory");
 	return v;
@@ -125,7 +125,7 @@ load_parts(const struct dcpg_value &g, const Place &p, uint32_t e0,
 	}
 }
 
-/* The LSE of R rows of those ranks; NaN and +inf are empty, too. */
+/* The LSE of R rows of those ranks, as they are there now. */
 template <uint32_t E, uint32_t R>
 __device__ inline void
 load_lse(const struct dcpg_value &g, const Place &p, uint32_t e0, uint32_t i0,
@@ -139,11 +139,110 @@ load_lse(const struct dcpg_value &g, const Place &p, uint32_t e0, uint32_t i0,
 
 			l[r][e] = -INFINITY;
 			if (row < p.rows && e0 + e < g.ranks)
-				l[r][e] = __ldcg(g.lse[e0 + e] + (size_t)(p.r0 +
-				    row) * g.row_heads + p.head);
-			if (!(l[r][e] < INFINITY))
-				l[r][e] = -INFINITY;
+				asm volatile("ld.relaxed.sys.global.f32 %0, "
+				    "[%1];" : "=f"(l[r][e]) : "l"(g.lse[e0 + e]
+				    + (size_t)(p.r0 + row) * g.row_heads +
+				    p.head) : "memory");
 		}
+}
+
+/* NaN and +inf are empty, too. */
+template <uint32_t E, uint32_t R>
+__device__ inline void
+tidy(float (&l)[R][E])
+{
+#pragma unroll
+	for (uint32_t i = 0; i < R * E; i++)
+		if (!(l[i / E][i % E] < INFINITY))
+			l[i / E][i % E] = -INFINITY;
+}
+
+/* Of which rank e is something still ones? E: of none. */
+template <uint32_t E, uint32_t R>
+__device__ inline uint32_t
+missing(const float (&l)[R][E])
+{
+	uint32_t at = E;
+
+#pragma unroll
+	for (uint32_t i = 0; i < R * E; i++)
+		if (__float_as_uint(l[i / E][i % E]) == ~0u)
+			at = i % E;
+	return at;
+}
+
+template <uint32_t E, uint32_t G>
+__device__ inline uint32_t
+missing(const uint4 (&x)[G][E])
+{
+	uint32_t at = E;
+
+#pragma unroll
+	for (uint32_t i = 0; i < G * E; i++) {
+		const uint4 &y = x[i / E][i % E];
+
+		if (max(max(y.x, y.y), max(y.z, y.w)) == ~0u)
+			at = i % E;
+	}
+	return at;
+}
+
+/* Both, when all of it is there. */
+template <uint32_t E, uint32_t G>
+__device__ inline void
+load_sent(const struct dcpg_value &g, const Place &p, uint32_t e0, uint32_t i0,
+    uint4 (&x)[G][E], float (&l)[G / 2][E])
+{
+	uint64_t t0 = 0;
+	uint32_t e;
+
+	do {
+		load_parts<E, G>(g, p, e0, i0, x);
+		if (E > 1)
+			load_lse<E, G / 2>(g, p, e0, i0, l);
+		if (!g.ones)
+			break;
+		e = min(missing<E, G>(x), missing<E, G / 2>(l));
+	} while (e < E && peer_patience(g.peer, g.first + e0 + e, t0));
+	tidy<E, G / 2>(l);
+}
+
+/* Of each rank the first word of a row of this head: before that, looking at
+ * all of it would only be in attention's way. */
+__device__ inline void
+await_first(const struct dcpg_value &g, const Place &p)
+{
+	uint32_t e = threadIdx.x, v = 0;
+	uint64_t t0 = 0;
+
+	while (e < g.ranks) {
+		asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) :
+		    "l"((const bf16 *)g.part[e] + ((size_t)(p.r0 + p.rows - 1) *
+		    g.row_heads + p.head) * C) : "memory");
+		if (v != ~0u || !peer_patience(g.peer, g.first + e, t0))
+			break;
+	}
+	__syncthreads();
+}
+
+/* Ones, where this block's rows of the next layer's partials come. */
+__device__ inline void
+clear(const struct dcpg_value &g, const Place &p)
+{
+	constexpr uint32_t P = C / 8;	/* pieces of a row */
+	size_t rank = (size_t)g.rows * g.row_heads;
+
+	if (blockIdx.y > 0)
+		return;
+	for (uint32_t i = threadIdx.x; i < g.ranks * p.rows * P; i += THREADS) {
+		size_t at = i / P / p.rows * rank + (p.r0 + i / P % p.rows) *
+		    g.row_heads + p.head;
+
+		((uint4 *)g.clear)[at * P + i % P] = make_uint4(~0u, ~0u, ~0u,
+		    ~0u);
+		if (i % P == 0)
+			((uint32_t *)g.clear_lse)[at] = ~0u;
+	}
 }
 
 /* The largest LSE so far. */
@@ -177,12 +276,19 @@ normalise(const struct dcpg_value &g, const Place &p, uint32_t i0,
 
 #pragma unroll 1
 	for (uint32_t e = 0; e < g.ranks; e += E) {
-		load_lse<E, R>(g, p, e, i0, l);
+		uint64_t t0 = 0;
+
+		do
+			load_lse<E, R>(g, p, e, i0, l);
+		while (g.ones && missing<E, R>(l) < E && peer_patience(g.peer,
+		    g.first + e, t0));
+		tidy<E, R>(l);
 		largest<E, R>(l, top);
 	}
 #pragma unroll 1
 	for (uint32_t e = 0; e < g.ranks; e += E) {
 		load_lse<E, R>(g, p, e, i0, l);
+		tidy<E, R>(l);
 		add_up<E, R>(l, top, den);
 	}
 }
@@ -221,9 +327,7 @@ merge(const struct dcpg_value &g, const Place &p)
 		for (uint32_t r = 0; r < R; r++)
 			top[r] = -INFINITY;
 		do {
-			load_parts<E, G>(g, p, e0, i0, x);
-			if (E > 1)
-				load_lse<E, R>(g, p, e0, i0, l);
+			load_sent<E, G>(g, p, e0, i0, x, l);
 			if (E == MOST_E && g.ranks > E && e0 == 0) {
 				normalise<E, R>(g, p, i0, top, den);
 			} else if (E > 1 && e0 == 0) {
@@ -396,7 +500,11 @@ value_kernel(const __grid_constant__ CUtensorMap map,
 	p.warp = threadIdx.x / 32;
 	p.row = p.lane % 8;
 	p.c = p.lane / 8;
-	if (g.arrivals > 0) {	/* all of it before attention has ended */
+	if (g.clear != NULL)
+		clear(g, p);
+	if (g.ones) {		/* all of it before attention has ended */
+		await_first(g, p);
+	} else if (g.arrivals > 0) {
 		arrivals_in(g.peer, g.first, g.ranks, g.arrivals);
 	} else {
 		launch_wait();
@@ -416,8 +524,9 @@ value_kernel(const __grid_constant__ CUtensorMap map,
 	turn<N>(p, d);
 	__syncthreads();
 	write<N>(g, p);
-	if (g.arrivals > 0) {
-		arrivals_out(g.peer, g.arrivals, blocks);
+	if (g.ones || g.arrivals > 0) {
+		if (!g.ones)
+			arrivals_out(g.peer, g.arrivals, blocks);
 		launch_wait();	/* who comes next waits for this kernel alone */
 	} else {
 		meet_out(g.peer, blocks);
@@ -511,8 +620,9 @@ dcpg_value(const struct dcpg_value *a, void *stream)
 	if (a->rows == 0 || a->heads == 0 || a->values == 0 ||
 	    a->values % 64 != 0 || a->values / 64 > 65535 || a->ranks == 0 ||
 	    a->ranks > DCPK_MAX_RANKS || a->row_heads < a->heads ||
-	    (a->arrivals > 0 && (a->peer.world < a->ranks ||
+	    ((a->arrivals > 0 || a->ones) && (a->peer.world < a->ranks ||
 	    a->first > a->peer.world - a->ranks)) ||
+	    (a->clear == NULL) != (a->clear_lse == NULL) ||
 	    (a->y8.code != NULL && a->values % 128 != 0))
 		return -EINVAL;
 	if (make_map(&map, a) != 0)

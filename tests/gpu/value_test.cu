@@ -155,9 +155,9 @@ value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
 
 /* One of D ranks that share a GPU: its pool, and what the others send it. */
 struct Sent {
-	Buf<uint16_t> pool, q, po, y;
+	Buf<uint16_t> pool, q, po, y, next;
 	Buf<uint32_t> list, count;
-	Buf<float> lse;
+	Buf<float> lse, next_lse;
 	Buf<struct dcpg_part> to;
 	Buf<uint8_t> work;
 	struct dcpg_attend a = {};
@@ -166,8 +166,8 @@ struct Sent {
 	Sent(uint32_t rows, uint32_t heads, uint32_t D, Rng &g)
 	    : pool((size_t)KEYS * 576), q((size_t)rows * D * heads * 576),
 	    po((size_t)D * rows * heads * 512), y((size_t)rows * heads * 128),
-	    list((size_t)rows * KEYS), count(rows), lse((size_t)D * rows *
-	    heads), to(D), work(DCPG_ATTEND_WORK)
+	    next(po.n), list((size_t)rows * KEYS), count(rows),
+	    lse((size_t)D * rows * heads), next_lse(lse.n), to(D), work(DCPG_ATTEND_WORK)
 	{
 		std::vector<uint16_t> x(pool.n);
 		std::vector<uint32_t> l(list.n), n(rows);
@@ -254,6 +254,8 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 			x->po.poison();
 			x->lse.poison();
 			x->y.poison();
+			CHECK(cudaMemset(x->next.d, 0, x->next.n * 2));
+			CHECK(cudaMemset(x->next_lse.d, 0, x->next_lse.n * 4));
 		}
 		CHECK(cudaDeviceSynchronize());
 		for (uint32_t d = 0; d < D; d++) {
@@ -261,15 +263,25 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 			struct dcpg_value v = r[d]->v;
 
 			delay(peers.stream[d], g.below(3) * 20000);
-			a.arrive = true;
-			v.arrivals = dcpg_attend_arrivals(&a);
+			/* poison is ones: their words tell, or arrivals */
+			v.ones = n % 2 == 1;
+			a.arrive = !v.ones;
+			if (a.arrive)
+				v.arrivals = dcpg_attend_arrivals(&a);
+			v.clear = r[d]->next.d;
+			v.clear_lse = r[d]->next_lse.d;
 			v.peer = peers.of(d);
 			CALL(dcpg_attend(&a, peers.stream[d]));
 			CALL(dcpg_value(&v, peers.stream[d]));
 		}
 		CHECK(cudaDeviceSynchronize());
-		for (uint32_t d = 0; d < D; d++)
+		for (uint32_t d = 0; d < D; d++) {
 			ok &= r[d]->y.get() == want[d];
+			for (uint16_t x : r[d]->next.get())
+				ok &= x == 0xffff;
+			for (float x : r[d]->next_lse.get())
+				ok &= isnan(x);
+		}
 	}
 	ok &= !peers.lost();
 	char what[100];
