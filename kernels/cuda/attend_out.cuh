@@ -93,8 +93,7 @@ struct Out {
 __device__ inline void
 put(void *to, uint4 v)
 {
-	asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};"
-	    :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+	send_words((uint4 *)to, v);
 }
 
 __device__ inline void

@@ -229,6 +229,19 @@ dcpg_score_bytes(const dcpk_ctx *c)
 	return score_floats(c) * sizeof(float);
 }
 
+/* Of few rows norm.cu has its sums pushed. */
+static bool
+pushes_sums(const dcpk_ctx *c)
+{
+	return c->s.comm == DCPK_COMM_PEER && c->W > 1;
+}
+
+static size_t
+sum_floats(const dcpk_ctx *c)
+{
+	return (size_t)2 * c->W * DCPG_PUSHED * c->s.model.hidden;
+}
+
 /* In decode lists come as pool rows, of which positions cannot be kept. */
 static bool
 can_fast_index(const dcpk_setup *s)
@@ -286,6 +299,8 @@ carve(dcpk_ctx *c, dcpg_rank *r, uint32_t id, char *base)
 		r->keep = TAKE(m->layers * M * m->topk, uint32_t);
 		r->keep_n = TAKE(m->layers * M, uint32_t);
 	}
+	if (pushes_sums(c))
+		r->sums = TAKE(sum_floats(c), float);
 	if (c->s.comm == DCPK_COMM_PEER)
 		r->flags = TAKE(2 * dcpg_peer_words(c->W), uint32_t);
 	if (c->D > 1) {
@@ -675,6 +690,8 @@ open_rank(dcpk_ctx *c, uint32_t i, dcpk_err *err)
 	dcpg_no_offers(c, r);
 	if (c->fast_attend)
 		cudaMemset(r->attend_work, 0xff, DCPG_ATTEND_WORK);
+	if (pushes_sums(c))
+		cudaMemset(r->sums, 0xff, sum_floats(c) * sizeof(float));
 	c->got[i].rows = rows_bytes(c);
 	c->got[i].index = keys_bytes(c) + scales_bytes(c);
 	c->got[i].workspace = bytes;

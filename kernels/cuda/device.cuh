@@ -118,6 +118,8 @@ struct dcpg_rank {
 	uint32_t *hist;			/* [rows][DCPG_BINS]; 0 between uses */
 	/* Keys near the boundary: of the group's ranks, written by them, or,
 	 * with events, of this one (its dr); see dcpg_select. */
+	float *sums;			/* [2][W][DCPG_PUSHED][hidden]: what
+					   is pushed to norm.cu, ones */
 	uint8_t *attend_work;		/* where splits of a list meet, ones */
 	uint64_t *offer;		/* [D][max_rows][cap] */
 	struct dcpg_window *window;	/* [D][max_rows] */
@@ -220,6 +222,7 @@ struct dcpk_ctx {
 #define DCPG_SCORES ((size_t)64 << 20)
 /* Rows of a slice that can have histograms. */
 #define DCPG_SLICE 2048u
+#define DCPG_PUSHED 64u		/* rows at most whose sums are pushed */
 
 /*
  * How the rows of a pass are dealt out to ranks: under CP to their owners, else

@@ -1,8 +1,16 @@
 /*
  * The residual stream: the ranks' partial products summed into it, and the
  * norms. One kernel does both, so that between a layer's attention and its FFN,
- * and between that and the next layer, there is one launch. With --dcp-comm
- * peer the ranks meet inside it.
+ * and between that and the next layer, there is one launch.
+ *
+ * With --dcp-comm peer it is also where ranks meet. Of few rows each pushes its
+ * partials into the others' memory, which takes one way over the link where a
+ * flag and a read take three. They are there when they are no longer ones; who
+ * has read them puts ones back. There are two places, for the sums behind
+ * attention and those behind the FFN, so that who writes to one has had from all
+ * others what they sent to the other one later than they read the first. That
+ * word of all others, which stands for what their kernels before did in their own
+ * memory too, is a meeting like those by flags, and counts as one.
  */
 #include <cooperative_groups.h>
 
@@ -24,6 +32,10 @@ struct norm_args {
 	const uint32_t *owner, *jof;	/* NULL: all W ranks, row by row */
 	uint32_t T;
 	struct dcpg_peer peer;	/* world 0: they have met */
+	/* This sum's place in every rank's memory, [T][DCPG_PUSHED][n]; T 0:
+	 * partials are read where they are, after a meeting by flags. */
+	dcpg_peers<float> place;
+	bool push;
 	const float *w;		/* NULL: no norm */
 	/* the rows: these, or those of samples, or (both NULL) all */
 	const uint32_t *own;
@@ -70,6 +82,60 @@ parts(const norm_args &a, uint32_t i, uint32_t at)
 		for (uint32_t k = 0; k < 8; k++)
 			if (t + k < a.T)
 				s = s + p[k];
+	}
+	return s;
+}
+
+/* The same by pushes; `j`: the row among those of the launch. Ones, which are
+ * NaN, become another NaN. */
+__device__ static inline float4
+pushed(const norm_args &a, uint32_t i, uint32_t j, uint32_t at)
+{
+	uint32_t n4 = a.n / 4, self = a.peer.self;
+	size_t from = (size_t)j * n4 + at, rank = (size_t)DCPG_PUSHED * n4;
+	const float4 own = __ldcg((const float4 *)a.y.p[self] +
+	    (size_t)i * n4 + at);
+	float4 s = make_float4(0, 0, 0, 0);
+
+	for (uint32_t e = 0; e < a.T; e++)
+		if (e != self)
+			dcpg::send_words((uint4 *)a.place.p[e] + self * rank +
+			    from, dcpg::no_ones(own));
+	for (uint32_t e0 = 0; e0 < a.T; e0 += 8) {
+		uint4 p[8];
+		uint64_t t0 = 0;
+		uint32_t lost;
+
+		do {
+			lost = ~0u;
+#pragma unroll
+			for (uint32_t k = 0; k < 8; k++)
+				if (e0 + k < a.T && e0 + k != self)
+					p[k] = dcpg::look_at_words((uint4 *)
+					    a.place.p[self] + (e0 + k) * rank +
+					    from);
+#pragma unroll
+			for (uint32_t k = 0; k < 8; k++)
+				if (e0 + k < a.T && e0 + k != self &&
+				    dcpg::has_ones(p[k]))
+					lost = e0 + k;
+		} while (lost != ~0u && dcpg::peer_patience(a.peer, lost, t0));
+#pragma unroll
+		for (uint32_t k = 0; k < 8; k++) {
+			uint32_t e = e0 + k;
+
+			if (e >= a.T)
+				break;
+			if (e == self) {
+				s = s + own;
+				continue;
+			}
+			((uint4 *)a.place.p[self])[e * rank + from] =
+			    make_uint4(~0u, ~0u, ~0u, ~0u);
+			s = s + make_float4(__uint_as_float(p[k].x),
+			    __uint_as_float(p[k].y), __uint_as_float(p[k].z),
+			    __uint_as_float(p[k].w));
+		}
 	}
 	return s;
 }
@@ -151,7 +217,10 @@ sum_norm(const __grid_constant__ norm_args a)
 		fetch_next(a);	/* while peers are waited for */
 	if (mine)
 		v = *x;
-	if (a.T != 0) {
+	if (a.push) {
+		if (mine)
+			v = v + pushed(a, i, j, at);
+	} else if (a.T != 0) {
 		dcpg::meet_in(a.peer, blockIdx.x == 0);
 		if (mine)
 			v = v + parts(a, i, at);
@@ -167,7 +236,9 @@ sum_norm(const __grid_constant__ norm_args a)
 	}
 	if (mine && a.T != 0)
 		*x = v;
-	if (a.T != 0)
+	if (a.push)
+		dcpg::count_meeting(a.peer);
+	else if (a.T != 0)
 		dcpg::meet_out(a.peer, gridDim.x);
 }
 
@@ -413,6 +484,13 @@ dcpg_sum_norm(dcpk_ctx *c, bool attention, uint32_t layer)
 		}
 		if (inside)
 			a.peer = dcpg_peer_of(c, r, 0);
+		if (inside && a.owner == NULL && c->rows <= DCPG_PUSHED) {
+			a.push = true;
+			a.place = DCPG_PEERS(c, r, float, sums);
+			for (uint32_t e = 0; !attention && e < c->W; e++)
+				a.place.p[e] += (size_t)c->W * DCPG_PUSHED *
+				    a.n;
+		}
 		next_norm(c, r, attention, layer, &a);
 		rc |= launch(r, &a, c->rows);
 	}

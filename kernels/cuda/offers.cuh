@@ -129,8 +129,11 @@ offer(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
 __device__ inline void
 scores_there(const struct dcpg_select &g)
 {
-	uint32_t begun = *(volatile uint32_t *)peer_word(g.peer, PEER_BEGUN);
+	uint32_t begun;
 
+	if (g.peer.world == 0)
+		return;
+	begun = *(volatile uint32_t *)peer_word(g.peer, PEER_BEGUN);
 	asm volatile("fence.acq_rel.sys;" ::: "memory");
 	for (uint32_t e = 0; e < g.ranks; e++)
 		if (g.to_window[e] != NULL)
@@ -181,9 +184,18 @@ offer_at(const Shared &s, const struct dcpg_select &g, uint32_t i, uint32_t &r)
 	return g.from[r] + (size_t)blockIdx.y * g.cap + i;
 }
 
-/* What the ranks offered, to s.edge. */
+/* Of rank threadIdx.x, which may be there or not. */
+__device__ inline uint64_t
+look_at_window(const struct dcpg_select &g)
+{
+	uint32_t t = threadIdx.x;
+
+	return t < g.ranks ? peer_get(&g.from_window[t][blockIdx.y].word) : 0;
+}
+
+/* What the ranks offered, to s.edge. early: look_at_window(). */
 __device__ inline void
-take_offers(Shared &s, const struct dcpg_select &g)
+take_offers(Shared &s, const struct dcpg_select &g, uint64_t early)
 {
 	constexpr uint32_t U = 4;	/* under way at once */
 	uint32_t t = threadIdx.x, all;
@@ -193,7 +205,7 @@ take_offers(Shared &s, const struct dcpg_select &g)
 		const uint64_t *at = &g.from_window[t][blockIdx.y].word;
 
 		s.window[t] = window_of(peer_take(g.peer, first + t, at,
-		    peer_get(at)));
+		    early));
 	}
 	__syncthreads();
 	all = offers(s, g);

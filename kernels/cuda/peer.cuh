@@ -126,6 +126,39 @@ peer_patience(const struct dcpg_peer &p, uint32_t who, uint64_t &t0)
 	return false;
 }
 
+/* Words that say by themselves that they are there, where ones were. */
+__device__ inline void
+send_words(uint4 *to, uint4 v)
+{
+	asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::
+	    "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ inline uint4
+look_at_words(const uint4 *at)
+{
+	uint4 v;
+
+	asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];" :
+	    "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+	return v;
+}
+
+__device__ inline bool
+has_ones(uint4 v)
+{
+	return max(max(v.x, v.y), max(v.z, v.w)) == ~0u;
+}
+
+/* The same numbers, where ones, which are NaN, are another NaN. */
+__device__ inline uint4
+no_ones(float4 v)
+{
+	return make_uint4(min(__float_as_uint(v.x), ~1u),
+	    min(__float_as_uint(v.y), ~1u), min(__float_as_uint(v.z), ~1u),
+	    min(__float_as_uint(v.w), ~1u));
+}
+
 /* A word for a peer that says all by itself: nothing is ordered by it. */
 __device__ inline void
 peer_put(uint64_t *p, uint64_t v)
@@ -233,6 +266,14 @@ meet_out(const struct dcpg_peer &p, uint32_t blocks)
 		return;
 	*out = 0;
 	++*(volatile uint32_t *)peer_word(p, PEER_BEGUN);
+}
+
+/* Ranks have met without flags: by every block. */
+__device__ inline void
+count_meeting(const struct dcpg_peer &p)
+{
+	if (blockIdx.x == 0 && threadIdx.x == 0)
+		++*(volatile uint32_t *)peer_word(p, PEER_BEGUN);
 }
 
 }	/* namespace dcpg */

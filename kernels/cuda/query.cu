@@ -75,9 +75,7 @@ __device__ inline void
 put(const struct dcpg_query &g, size_t at, uint4 v)
 {
 	for (uint32_t e = 0; e < g.ranks; e++)
-		asm volatile("st.relaxed.sys.global.v4.b32 [%0], "
-		    "{%1, %2, %3, %4};" :: "l"((bf16 *)g.to[e] + at),
-		    "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+		send_words((uint4 *)((bf16 *)g.to[e] + at), v);
 }
 
 /* n rows of K values, `step` apart, to shared memory. */
@@ -229,12 +227,7 @@ is_here(const struct dcpg_query &g, uint32_t e)
 	bool here = true;
 
 	each_piece<N>(g, [&](size_t at) {
-		uint4 v;
-
-		asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, "
-		    "[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) :
-		    "l"(own + at) : "memory");
-		here &= v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u;
+		here &= !has_ones(look_at_words((const uint4 *)(own + at)));
 	});
 	return here;
 }

@@ -23,8 +23,8 @@
  * of each rank of the group, to places that hold DCPG_NO_OFFER, and a row's
  * cluster waits for its own row's window and for as many keys as it announces.
  * Each of these is one word that says all by itself, so that no store waits for
- * another; only who has to read a peer's scores waits for a flag that it stored
- * behind them. Every block takes all offers, and when all have them, they put
+ * another; only where peers' scores have to be read, which all ranks find out by
+ * themselves, each waits for a flag that the others store behind theirs. Every block takes all offers, and when all have them, they put
  * DCPG_NO_OFFER back; what another rank writes there next is behind the meeting
  * of attention's sum. A cluster offers before it waits, and clusters start in
  * order of their rows on every rank, so the first row that is not done can always
@@ -430,8 +430,10 @@ settle(Shared &s, const struct dcpg_select &g, const Marks &bits,
 			told(s, phase);
 		return make_uint2(sure_before(s), before);
 	}
-	if (RANKS) {
+	if (RANKS) {	/* and so do all ranks, which know the same offers */
 		q = (Search){ 0, ~0ull, g.k, 0, 0, ~0ull };
+		if (blockIdx.x == 0 && threadIdx.x == THREADS - 1)
+			scores_there(g);
 		told(s, phase);
 		await_scores(g);
 	}
@@ -492,20 +494,19 @@ select_row(const struct dcpg_select &g, const Steps &to)
 		uint64_t word = find_window(s.scan, hist, g.len[row], to.few,
 		    to.many);
 		Window w = window_of(word);
+		uint64_t early;
 
 		if (to.what & OFFER)
 			send_window(g, word);
 		e = (Edge){ 0, 1, w.lo, w.hi };
 		split<false>(s, m, run, e, v, room);
+		early = look_at_window(g);
 		offer(s, g, m, run, (to.what & OFFER) != 0 && w.n <= g.cap);
 		if ((to.what & TAKE) == 0) {	/* who counts is still there */
 			cluster_sync();
 			return;
 		}
-		if ((to.what & OFFER) != 0 && blockIdx.x == 0 &&
-		    threadIdx.x == THREADS - 1)
-			scores_there(g);
-		take_offers(s, g);
+		take_offers(s, g, early);
 	}
 	before = settle<RANKS>(s, g, m, run, e, room, phase);
 	emit(s, g, m, run, table, before.x, before.y);

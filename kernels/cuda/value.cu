@@ -178,12 +178,9 @@ missing(const uint4 (&x)[G][E])
 	uint32_t at = E;
 
 #pragma unroll
-	for (uint32_t i = 0; i < G * E; i++) {
-		const uint4 &y = x[i / E][i % E];
-
-		if (max(max(y.x, y.y), max(y.z, y.w)) == ~0u)
+	for (uint32_t i = 0; i < G * E; i++)
+		if (has_ones(x[i / E][i % E]))
 			at = i % E;
-	}
 	return at;
 }
 
