@@ -500,7 +500,7 @@ select_row(const struct dcpg_select &g, const Steps &to)
 			send_window(g, word);
 		e = (Edge){ 0, 1, w.lo, w.hi };
 		split<false>(s, m, run, e, v, room);
-		early = look_at_window(g);
+		early = to.what & TAKE ? look_at_window(g) : 0;
 		offer(s, g, m, run, (to.what & OFFER) != 0 && w.n <= g.cap);
 		if ((to.what & TAKE) == 0) {	/* who counts is still there */
 			cluster_sync();

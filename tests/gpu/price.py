@@ -12,7 +12,7 @@ own in a pool of random rows, so that they come from memory. Ranks meet by
 flags, passes are graphs. A pass's time is host time around it, the median after
 the first six; that of a layer is the difference between a model of more layers
 and one of fewer, since the embedding, the head, sampling and the host's own work
-come once a pass. The first layers of a pass take longer, where ranks wait for
+come once a pass; of both layouts in turn, the median of three. The first layers of a pass take longer, where ranks wait for
 those that start last: both have some.
 
 block   FFN is next to nothing, so that attention is what is left. GLM: layers
@@ -36,6 +36,7 @@ import module_check as mc
 import numpy as np
 
 PASSES = 26
+TURNS = 3
 MOST = 256    # requests at once, fwd.h
 K = 1024
 N = mc.gpus()
@@ -128,6 +129,11 @@ class Layers:
         a, b = self.few.ms(ctx, batch), self.many.ms(ctx, batch)
         return (b - a) * 1e3 / self.more if a and b else None
 
+    def beside(self, other, ctx, batch):
+        """Both, the medians of turns that alternate."""
+        t = [(self.us(ctx, batch), other.us(ctx, batch)) for _ in range(TURNS)]
+        return [statistics.median(x) if all(x) else None for x in zip(*t)]
+
     def sides(self):
         return [self.few, self.many]
 
@@ -177,7 +183,7 @@ def compare(title, name, kind, of, few, many, cells=None, **more):
         for ctx, b in set(asked) - set(cells):
             say(f"{ctx // K:4}k b={b:<3} not run: a GPU has no room for it")
         for ctx, b in cells:
-            t, d = tp.us(ctx, b), side.us(ctx, b)
+            t, d = tp.beside(side, ctx, b)
             if not t or not d:
                 continue
             out[D][ctx, b] = (t, d)
