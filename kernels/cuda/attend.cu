@@ -375,7 +375,9 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 	if ((a->kv != DCPK_KV_FP8 && a->kv != DCPK_KV_BF16) || a->rows == 0 ||
 	    a->rows > 65535 || a->heads < 8 || a->heads > 128 ||
 	    (a->heads & (a->heads - 1)) != 0 || a->list_stride < a->max_count ||
-	    parts == 0 || a->heads % parts != 0 || (parts & (parts - 1)) != 0)
+	    parts == 0 || a->heads % parts != 0 || (parts & (parts - 1)) != 0 ||
+	    (a->q_ones && (a->peer.world < parts || a->first > a->peer.world -
+	    parts)))
 		return -EINVAL;
 	c = choose(a);
 	if (c.e == NULL)
@@ -386,6 +388,9 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 		g.per += g.per % 2;
 	g.per_magic = 65536 / g.per + 1;
 	g.q = (const uint8_t *)a->q;
+	g.q_ones = a->q_ones;
+	g.first = a->first;
+	g.peer = a->peer;
 	g.pool = (const uint8_t *)a->pool;
 	g.list = a->list;
 	g.count = a->count;

@@ -67,6 +67,24 @@ q_to_f16(uint4 &x, uint4 &y, uint4 &z)
 	return k;
 }
 
+/* A lane's share of a head's q from `at` on: word by word past the L1, where it
+ * comes from another rank while this kernel runs. */
+__device__ inline void
+await_q(const Args &a, const uint4 *at, uint32_t head, uint4 &x, uint4 &y,
+    uint4 &z)
+{
+	uint32_t lane = threadIdx.x % 32;
+	uint64_t t0 = 0;
+
+	while (has_ones(x) || has_ones(y) || has_ones(z)) {
+		if (!peer_patience(a.peer, a.first + (head >> a.part_lg), t0))
+			return;
+		x = look_at_words(at + 2 * lane);
+		y = look_at_words(at + 2 * lane + 1);
+		z = look_at_words(at + 64 + lane % 8);
+	}
+}
+
 /* q of the block's heads into 9 blocks of 64 dimensions, [heads][128 bytes],
  * swizzled; a warp takes a head at a time. fs[h] becomes the factor from the
  * product to log2 units. */
@@ -91,9 +109,9 @@ load_q(const Args &a, const uint8_t *q, uint8_t *smem)
 			const uint4 *src = (const uint4 *)(q +
 			    (size_t)min(h, S::nh - 1) * 1152);
 
-			x[i] = src[2 * lane];
-			y[i] = src[2 * lane + 1];
-			z[i] = src[64 + lane % 8];
+			x[i] = look_at_words(src + 2 * lane);
+			y[i] = look_at_words(src + 2 * lane + 1);
+			z[i] = look_at_words(src + 64 + lane % 8);
 		}
 #pragma unroll
 		for (int i = 0; i < AT_ONCE; i++) {
@@ -103,6 +121,12 @@ load_q(const Args &a, const uint8_t *q, uint8_t *smem)
 
 			if (h >= S::nh)
 				break;
+			if (a.q_ones) {
+				await_q(a, (const uint4 *)(q + (size_t)h *
+				    1152), blockIdx.y * S::nh + h, x[i], y[i],
+				    z[i]);
+				__syncwarp();
+			}
 			if (!S::bf16)
 				k = q_to_f16(x[i], y[i], z[i]);
 			sts128(dst + ((c ^ sw) << 4), x[i]);

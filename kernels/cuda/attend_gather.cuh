@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/dcpg.h"
+#include "kernels/cuda/peer.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace dcpg {
@@ -34,6 +35,9 @@ struct Args {
 	uint32_t per, per_magic; /* heads that a split owns; 65536 / per + 1 */
 	float scale_log2;	/* scale * log2(e) */
 	bool out_f32, arrive;
+	bool q_ones;
+	uint32_t first;		/* rank that has q's first heads */
+	struct dcpg_peer peer;
 };
 
 /* BF16: rows are bf16, else packed fp8. NH heads, W warpgroups that sum. */

@@ -240,6 +240,48 @@ by_words(const dcpk_ctx *c, uint32_t layer)
 	return c->s.comm == DCPK_COMM_PEER && sends_o(c) && layer != 0;
 }
 
+static uint64_t
+q_bytes(const dcpk_ctx *c)
+{
+	return (uint64_t)c->Hr * (c->s.model.kv_lora + c->s.model.rope) *
+	    sizeof(bf16);
+}
+
+/* Does q cross by pushes, or is it fetched after a meeting? */
+bool
+dcpg_pushes_q(const dcpk_ctx *c)
+{
+	return c->D > 1 && !c->gathered && c->s.comm == DCPK_COMM_PEER &&
+	    (c->s.model.kv_lora + c->s.model.rope) % 8 == 0;
+}
+
+/* Few rows of decode: query.cu does all that is behind q_b. */
+bool
+dcpg_by_query(const dcpk_ctx *c)
+{
+	const dcpk_model *m = &c->s.model;
+
+	return !c->prefill && c->rows <= 64 &&
+	    dcpg_query_fits(m->kv_lora, m->rope, m->nope);
+}
+
+/* Elements between the two places that query.cu's layers use in turn, so that
+ * in one what peers sent is read while the other is made ready; 0: no room. */
+static size_t
+q_turn(const dcpk_ctx *c)
+{
+	return dcpg_by_query(c) && dcpg_pushes_q(c) && 2 * c->rows <= c->M ?
+	    c->rows * c->D * (q_bytes(c) / sizeof(bf16)) : 0;
+}
+
+/* Does attention wait for q itself? What the first layer writes to was not made
+ * ready by one before. */
+static bool
+q_by_words(const dcpk_ctx *c, uint32_t layer)
+{
+	return q_turn(c) != 0 && layer != 0;
+}
+
 /* Heads that attend.cu has: the fast kernel. A rank's pool has its share of the
  * keys that are selected. */
 static struct dcpg_attend
@@ -251,6 +293,11 @@ fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t layer,
 	struct dcpg_attend f = {};
 
 	f.q = a->q + at * (DCPG_LATENT + DCPG_ROPE);
+	f.q_ones = a->send && q_by_words(c, layer);
+	if (f.q_ones) {
+		f.first = r->group * c->D;
+		f.peer = dcpg_peer_of(c, r, 0);
+	}
 	f.pool = a->rows;
 	f.list = r->list + (size_t)a->slot0 * m->topk;
 	f.count = r->count + a->slot0;
@@ -313,13 +360,6 @@ bring_q(dcpk_ctx *c, dcpg_rank *r)
 	return DCPG_LAUNCHED("gather_q");
 }
 
-static uint64_t
-q_bytes(const dcpk_ctx *c)
-{
-	return (uint64_t)c->Hr * (c->s.model.kv_lora + c->s.model.rope) *
-	    sizeof(bf16);
-}
-
 /* After it q of the group can be read. */
 static int
 meet_q(dcpk_ctx *c)
@@ -327,33 +367,6 @@ meet_q(dcpk_ctx *c)
 	const dcpg_share s = DCPG_SHARE(c, q, c->rows * q_bytes(c));
 
 	return dcpg_meet_over(c, DCPG_GROUP, &s, 1, 0);
-}
-
-/* Does q cross by pushes, or is it fetched after a meeting? */
-bool
-dcpg_pushes_q(const dcpk_ctx *c)
-{
-	return c->D > 1 && !c->gathered && c->s.comm == DCPK_COMM_PEER &&
-	    (c->s.model.kv_lora + c->s.model.rope) % 8 == 0;
-}
-
-/* Few rows of decode: query.cu does all that is behind q_b. */
-bool
-dcpg_by_query(const dcpk_ctx *c)
-{
-	const dcpk_model *m = &c->s.model;
-
-	return !c->prefill && c->rows <= 64 &&
-	    dcpg_query_fits(m->kv_lora, m->rope, m->nope);
-}
-
-/* Elements between the two places that query.cu's layers use in turn, so that
- * in one what peers sent is read while the other is made ready; 0: no room. */
-static size_t
-q_turn(const dcpk_ctx *c)
-{
-	return dcpg_by_query(c) && dcpg_pushes_q(c) && 2 * c->rows <= c->M ?
-	    c->rows * c->D * (q_bytes(c) / sizeof(bf16)) : 0;
 }
 
 /* Where rank e of r's group reads r's q, that rank itself among them. */
@@ -370,8 +383,7 @@ dcpg_own_q(const dcpk_ctx *c, const dcpg_rank *r)
 	return place_of_q(c, r, r->dr);
 }
 
-/* The same for the kernel that makes it (lane 1), or this rank alone. What the
- * first layer writes to was not made ready by one before. */
+/* The same for the kernel that makes it (lane 1), or this rank alone. */
 void
 dcpg_query_to(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, struct dcpg_query *a)
 {
@@ -384,7 +396,7 @@ dcpg_query_to(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, struct dcpg_query *a)
 		return;
 	a->peer = dcpg_peer_of(c, r, 1);
 	a->first = r->group * c->D;
-	a->ones = turn != 0 && layer != 0;
+	a->ones = q_by_words(c, layer) && sends_o(c);
 	a->clear = turn != 0 ? r->qg + (layer + 1) % 2 * turn : NULL;
 	for (uint32_t e = 0; e < c->D; e++)
 		a->to[e] = place_of_q(c, r, e) + layer % 2 * turn;

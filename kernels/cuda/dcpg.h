@@ -38,6 +38,29 @@ struct dcpg_codes {
 	bool pow2;		/* scales of 2^n */
 };
 
+/* --- ranks that meet (peer.cu) ------------------------------------------- */
+
+/* A wait that ended in vain, in pinned host memory. */
+struct dcpg_stuck {
+	uint32_t set;		/* written last */
+	uint32_t peer;		/* who did not come */
+	uint32_t meeting;	/* to its how many-th; or arrivals waited for */
+};
+
+/*
+ * A rank's side of meetings with world - 1 others, each on a GPU of its own
+ * (two that share one could wait for a kernel that has no room to start).
+ * flags[r] is rank r's memory, dcpg_peer_words() u32, zero at first. All ranks
+ * make the same calls in the same order, each on one stream.
+ */
+struct dcpg_peer {
+	uint32_t *flags[DCPK_MAX_RANKS];
+	uint32_t world, self;
+	uint64_t limit_ns;	/* of one wait; then *stuck is set, and neither
+				   this nor a later meeting waits */
+	struct dcpg_stuck *stuck;
+};
+
 /* --- sparse decode attention (attend.cu) -------------------------------- */
 
 /*
@@ -67,6 +90,11 @@ struct dcpg_part {
 
 struct dcpg_attend {
 	const void *q;		/* [rows][heads][576] bf16: latent, then rope */
+	bool q_ones;		/* it comes from the ranks from `first` on, heads /
+				   parts each, to where ones were, which no two
+				   values are */
+	uint32_t first;
+	struct dcpg_peer peer;	/* of whom they are */
 	const void *pool;	/* [pool rows][656] FP8 or [1152] BF16 */
 	const uint32_t *list;	/* [rows][list_stride] local pool rows */
 	const uint32_t *count;	/* [rows], each <= max_count */
@@ -312,28 +340,7 @@ dcpg_q8_place(uint32_t heads, uint32_t head, uint32_t d)
 	return n * 128 + ((d / 16) ^ (n % 8)) * 16 + d % 16;
 }
 
-/* --- ranks that meet (peer.cu) ------------------------------------------- */
-
-/* A wait that ended in vain, in pinned host memory. */
-struct dcpg_stuck {
-	uint32_t set;		/* written last */
-	uint32_t peer;		/* who did not come */
-	uint32_t meeting;	/* to its how many-th; or arrivals waited for */
-};
-
-/*
- * A rank's side of meetings with world - 1 others, each on a GPU of its own
- * (two that share one could wait for a kernel that has no room to start).
- * flags[r] is rank r's memory, dcpg_peer_words() u32, zero at first. All ranks
- * make the same calls in the same order, each on one stream.
- */
-struct dcpg_peer {
-	uint32_t *flags[DCPK_MAX_RANKS];
-	uint32_t world, self;
-	uint64_t limit_ns;	/* of one wait; then *stuck is set, and neither
-				   this nor a later meeting waits */
-	struct dcpg_stuck *stuck;
-};
+/* --- ranks that meet: calls (peer.cu) -------------------------------------- */
 
 int dcpg_peer_init(void);	/* once per device, before the first meeting */
 size_t dcpg_peer_words(uint32_t world);
@@ -377,7 +384,8 @@ struct dcpg_query {
 	uint32_t first, ranks;
 	struct dcpg_peer peer;	/* world 0: no peers */
 	bool ones;		/* the others' places in this rank's memory held
-				   ones before the last meeting */
+				   ones before the last meeting: who reads q
+				   waits for it */
 	void *clear;		/* other places to be set so: the first rank's,
 				   or NULL */
 	uint32_t cols;		/* of a block; 0: chosen. Tests and the

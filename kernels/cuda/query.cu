@@ -18,12 +18,9 @@
  * Ranks know of what they sent each other by arrivals (peer.cuh): each block tells
  * all of what it has written for them, the first waits until all have told. That
  * takes a way there and back before the word is sent. Or by what is sent: where a
- * place was set to ones, which no two sums are, each block waits until the share
- * that it has made itself is there of all others; for who reads it the kernel's
- * end orders it. That the place is ready, and free, all know by the meetings in
- * between. Every block spins then: blocks begin in the same order on all ranks, so
- * that those which wait for each other have room at the same time, and what else
- * waits for peers (the selection) comes later on every rank.
+ * place was set to ones, which no two sums are, attention looks at q itself, so
+ * that it brings rows, and begins with what this rank has made, meanwhile. That the
+ * place is ready, and free, all know by the meetings in between.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -216,32 +213,6 @@ clear(const struct dcpg_query &g)
 			});
 }
 
-/* Is this block's share here of rank e? */
-template <uint32_t N>
-__device__ inline bool
-is_here(const struct dcpg_query &g, uint32_t e)
-{
-	uint32_t self = g.peer.self - g.first;
-	const bf16 *own = (const bf16 *)g.to[self] + ((ptrdiff_t)e -
-	    (ptrdiff_t)self) * (ptrdiff_t)(g.heads * (C + R));
-	bool here = true;
-
-	each_piece<N>(g, [&](size_t at) {
-		here &= !has_ones(look_at_words((const uint4 *)(own + at)));
-	});
-	return here;
-}
-
-template <uint32_t N>
-__device__ inline void
-await_words(const struct dcpg_query &g, uint32_t e)
-{
-	uint64_t t0 = 0;
-
-	while (!is_here<N>(g, e) && peer_patience(g.peer, g.first + e, t0))
-		;
-}
-
 /* What is here of all ranks; by the first block. */
 __device__ inline void
 await_all(const struct dcpg_query &g, uint32_t blocks)
@@ -287,12 +258,8 @@ query_kernel(const __grid_constant__ struct dcpg_query g)
 		return;
 	if (g.clear != NULL)
 		clear<N>(g);
-	if (g.ones) {
-		for (uint32_t e = 0; e < g.ranks; e++)
-			if (g.first + e != g.peer.self)
-				await_words<N>(g, e);
+	if (g.ones)
 		return;
-	}
 	__syncthreads();
 	if (threadIdx.x < g.ranks)
 		peer_arrive(peer_arrivals(g.peer, g.first + threadIdx.x,

@@ -12,8 +12,8 @@ own in a pool of random rows, so that they come from memory. Ranks meet by
 flags, passes are graphs. A pass's time is host time around it, the median after
 the first six; that of a layer is the difference between a model of more layers
 and one of fewer, since the embedding, the head, sampling and the host's own work
-come once a pass; of both layouts in turn, the median of three. The first layers of a pass take longer, where ranks wait for
-those that start last: both have some.
+come once a pass; of both layouts in turn, the median of three. The first layers
+of a pass take longer, where ranks wait for those that start last: both have some.
 
 block   FFN is next to nothing, so that attention is what is left. GLM: layers
         with an index of their own, and with another's (1 in 4 has its own).

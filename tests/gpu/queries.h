@@ -128,6 +128,22 @@ wrong(const Asker &r, const Shape &s, uint32_t which, uint32_t e,
 	return bad;
 }
 
+/* As attention does: waits until no word of q is ones, or 5 s. words: of a row,
+ * those behind it of a gap. */
+__global__ void
+await_q(const uint32_t *q, uint32_t rows, uint32_t words, uint32_t step)
+{
+	uint64_t t0 = dcpg::now_ns();
+
+	for (uint32_t i = threadIdx.x; i < rows * words; i += blockDim.x) {
+		const volatile uint32_t *at = q + (size_t)(i / words) * step +
+		    i % words;
+
+		while (*at == ~0u && dcpg::now_ns() - t0 < 5000000000ull)
+			;
+	}
+}
+
 struct Seat {
 	int dev;
 	cudaStream_t st;
@@ -172,6 +188,10 @@ send_all(const Shape &s, Rng &g, const std::vector<Seat> &seat, bool words,
 				    s.heads * HEAD;
 			late(d);
 			CALL(dcpg_query(&a, st));
+			if (a.ones)
+				await_q<<<1, 512, 0, st>>>((uint32_t *)q,
+				    s.rows, s.D * s.heads * HEAD / 2,
+				    (s.D * s.heads * HEAD + GAP) / 2);
 			CHECK(cudaMemcpyAsync(had[d]->d + t * n, q, n * 2,
 			    cudaMemcpyDefault, st));
 			if (!words)

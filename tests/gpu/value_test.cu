@@ -155,7 +155,8 @@ value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
 
 /* One of D ranks that share a GPU: its pool, and what the others send it. */
 struct Sent {
-	Buf<uint16_t> pool, q, po, y, next;
+	Buf<uint8_t> pool;
+	Buf<uint16_t> q, po, y, next;
 	Buf<uint32_t> list, count;
 	Buf<float> lse, next_lse;
 	Buf<struct dcpg_part> to;
@@ -163,17 +164,34 @@ struct Sent {
 	struct dcpg_attend a = {};
 	struct dcpg_value v = {};
 
-	Sent(uint32_t rows, uint32_t heads, uint32_t D, Rng &g)
-	    : pool((size_t)KEYS * 576), q((size_t)rows * D * heads * 576),
+	Sent(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, Rng &g)
+	    : pool((size_t)KEYS * (fp8 ? 656 : 1152)),
+	    q((size_t)rows * D * heads * 576),
 	    po((size_t)D * rows * heads * 512), y((size_t)rows * heads * 128),
 	    next(po.n), list((size_t)rows * KEYS), count(rows),
-	    lse((size_t)D * rows * heads), next_lse(lse.n), to(D), work(DCPG_ATTEND_WORK)
+	    lse((size_t)D * rows * heads), next_lse(lse.n), to(D),
+	    work(DCPG_ATTEND_WORK)
 	{
-		std::vector<uint16_t> x(pool.n);
+		std::vector<uint8_t> x(pool.n);
 		std::vector<uint32_t> l(list.n), n(rows);
 
-		for (auto &p : x)
-			p = to_bf16(g.normal());
+		for (uint32_t r = 0; r < KEYS; r++) {
+			uint8_t *row = &x[r * (x.size() / KEYS)];
+			uint32_t codes = fp8 ? 512 : 0, at = fp8 ? 528 : 0;
+
+			for (uint32_t i = 0; i < codes; i++)
+				row[i] = to_e4m3(g.normal() * 100);
+			for (uint32_t i = 0; fp8 && i < 4; i++) {
+				float f = (float)exp2(g.normal()) / 100;
+
+				memcpy(row + 512 + 4 * i, &f, 4);
+			}
+			for (; at < x.size() / KEYS; at += 2) {
+				uint16_t v = to_bf16(g.normal());
+
+				memcpy(row + at, &v, 2);
+			}
+		}
 		pool.put(x);
 		for (uint32_t i = 0; i < l.size(); i++)
 			l[i] = g.below(KEYS);
@@ -187,7 +205,7 @@ struct Sent {
 };
 
 static void
-sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
+sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 {
 	std::unique_lock<std::shared_mutex> alone(gpu);
 	Rng g(seed * 15485863 + salt);
@@ -202,9 +220,11 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 		x = to_bf16(g.normal());
 	for (auto &x : w)
 		x = to_bf16(g.normal() / 16);
-	Buf<uint16_t> dw(w);
+	Buf<uint16_t> dw(w), dq(q);
+	cudaStream_t ask;
+	CHECK(cudaStreamCreateWithFlags(&ask, cudaStreamNonBlocking));
 	for (uint32_t d = 0; d < D; d++) {
-		r.emplace_back(new Sent(rows, heads, D, g));
+		r.emplace_back(new Sent(rows, heads, D, fp8, g));
 		r[d]->q.put(q);
 	}
 	for (uint32_t d = 0; d < D; d++) {
@@ -228,7 +248,7 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 		a.rows = rows;
 		a.heads = D * heads;
 		a.list_stride = a.max_count = Sent::KEYS;
-		a.kv = DCPK_KV_BF16;
+		a.kv = fp8 ? DCPK_KV_FP8 : DCPK_KV_BF16;
 		a.scale = 0.05f;
 		a.splits = 2;	/* of all ranks there is room at once */
 		a.team = 1;
@@ -254,10 +274,18 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 			x->po.poison();
 			x->lse.poison();
 			x->y.poison();
+			if (n % 2 == 1)
+				x->q.poison();
 			CHECK(cudaMemset(x->next.d, 0, x->next.n * 2));
 			CHECK(cudaMemset(x->next_lse.d, 0, x->next_lse.n * 4));
 		}
 		CHECK(cudaDeviceSynchronize());
+		/* .. and q comes while they run. */
+		for (uint32_t d = 0; n % 2 == 1 && d < D; d++) {
+			delay(ask, g.below(3) * 20000);
+			CHECK(cudaMemcpyAsync(r[d]->q.d, dq.d, dq.n * 2,
+			    cudaMemcpyDeviceToDevice, ask));
+		}
 		for (uint32_t d = 0; d < D; d++) {
 			struct dcpg_attend a = r[d]->a;
 			struct dcpg_value v = r[d]->v;
@@ -271,6 +299,8 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 			v.clear = r[d]->next.d;
 			v.clear_lse = r[d]->next_lse.d;
 			v.peer = peers.of(d);
+			a.q_ones = v.ones;
+			a.peer = v.peer;
 			CALL(dcpg_attend(&a, peers.stream[d]));
 			CALL(dcpg_value(&v, peers.stream[d]));
 		}
@@ -284,9 +314,10 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, uint64_t salt)
 		}
 	}
 	ok &= !peers.lost();
+	CHECK(cudaStreamDestroy(ask));
 	char what[100];
-	snprintf(what, sizeof what, "value of what is sent, rows=%u heads=%u "
-	    "D=%u", rows, heads, D);
+	snprintf(what, sizeof what, "value of what is sent, %s rows=%u "
+	    "heads=%u D=%u", fp8 ? "fp8" : "bf16", rows, heads, D);
 	verdict(ok, what);
 }
 
@@ -312,8 +343,11 @@ value_tests(void)
 		CASE(value_case(9, 3, 2, 192, salt));
 		CASE(value_case(5, 1, DCPK_MAX_RANKS, 128, salt));
 		CASE(value_case(33, 1, 17, 128, salt));
-		CASE(sent_case(2, 16, 2, salt));
-		CASE(sent_case(1, 64, 2, salt));
-		CASE(sent_case(2, 4, 4, salt));	/* blocks of several owners */
+		for (bool fp8 : { false, true }) {
+			CASE(sent_case(2, 16, 2, fp8, salt));
+			CASE(sent_case(1, 64, 2, fp8, salt));
+			/* blocks of several owners */
+			CASE(sent_case(2, 4, 4, fp8, salt));
+		}
 	}
 }
