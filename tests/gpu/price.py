@@ -24,7 +24,7 @@ batch   tokens a second from the same bytes of KV a rank: each side has as many
 wire    --dcp-wire: the same pass with each.
 
 The cells that the project has goals for come first. In the environment DCP=2,4
-asks for other sizes, RANKS=8 for so many ranks (on fewer GPUs they share them,
+asks for other sizes, TURNS=1 for one turn, RANKS=8 for so many ranks (on fewer GPUs they share them,
 meet by events, and times say nothing of eight).
 """
 import os
@@ -36,7 +36,7 @@ import module_check as mc
 import numpy as np
 
 PASSES = 26
-TURNS = 3
+TURNS = int(os.environ.get("TURNS", 3))
 MOST = 256    # requests at once, fwd.h
 K = 1024
 N = mc.gpus()
