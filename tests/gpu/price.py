@@ -24,8 +24,8 @@ batch   tokens a second from the same bytes of KV a rank: each side has as many
 wire    --dcp-wire: the same pass with each.
 
 The cells that the project has goals for come first. In the environment DCP=2,4
-asks for other sizes, TURNS=1 for one turn, RANKS=8 for so many ranks (on fewer GPUs they share them,
-meet by events, and times say nothing of eight).
+asks for other sizes, TURNS=1 for one turn, RANKS=8 for so many ranks (on fewer
+GPUs they share them, meet by events, and times say nothing of eight).
 """
 import os
 import statistics

@@ -221,9 +221,11 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 	for (auto &x : w)
 		x = to_bf16(g.normal() / 16);
 	Buf<uint16_t> dw(w);
-	cudaStream_t ask;
-	uint16_t *hq;	/* copied by no SM: there may be none that is free */
-	CHECK(cudaStreamCreateWithFlags(&ask, cudaStreamNonBlocking));
+	/* q comes by these: what delays it runs before all SMs are full */
+	std::vector<cudaStream_t> ask(D);
+	uint16_t *hq;	/* copied by no SM */
+	for (cudaStream_t &st : ask)
+		CHECK(cudaStreamCreateWithFlags(&st, cudaStreamNonBlocking));
 	CHECK(cudaMallocHost(&hq, q.size() * 2));
 	memcpy(hq, q.data(), q.size() * 2);
 	for (uint32_t d = 0; d < D; d++) {
@@ -285,9 +287,9 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 		CHECK(cudaDeviceSynchronize());
 		/* .. and q comes while they run. */
 		for (uint32_t d = 0; n % 2 == 1 && d < D; d++) {
-			delay(ask, g.below(3) * 20000);
+			delay(ask[d], g.below(3) * 20000);
 			CHECK(cudaMemcpyAsync(r[d]->q.d, hq, q.size() * 2,
-			    cudaMemcpyHostToDevice, ask));
+			    cudaMemcpyHostToDevice, ask[d]));
 		}
 		for (uint32_t d = 0; d < D; d++) {
 			struct dcpg_attend a = r[d]->a;
@@ -317,7 +319,8 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 		}
 	}
 	ok &= !peers.lost();
-	CHECK(cudaStreamDestroy(ask));
+	for (cudaStream_t st : ask)
+		CHECK(cudaStreamDestroy(st));
 	CHECK(cudaFreeHost(hq));
 	char what[100];
 	snprintf(what, sizeof what, "value of what is sent, %s rows=%u "
