@@ -328,14 +328,6 @@ cluster_sync(void)
 	    "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* Into another block of the cluster: seen behind cluster_sync. */
-__device__ inline void
-cluster_st32(uint32_t a, float x)
-{
-	asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(a), "f"(x) :
-	    "memory");
-}
-
 /* Barriers of this block may be used by whoever then waits for its arrival. */
 __device__ inline void
 mbar_publish(void)
