@@ -4,10 +4,10 @@
  * attend.cuh how one block sums.
  *
  * A block owns NH heads of one query row and one split of its key list. Splits
- * of a list merge their results in the same launch (attend_out.cuh). Two blocks
- * of heads of a split may be a team, whose rows are fetched once for both. Which
- * NH, how many splits and whether teams is chosen from the shape, by what was
- * measured.
+ * of a list merge their results in the same launch (attend_out.cuh). Two
+ * blocks of heads of a split may be a team, whose rows are fetched once for
+ * both. Which NH, how many splits and whether teams is chosen from the shape,
+ * by what was measured.
  *
  * Shared memory, NH = 64, fp8: q 72 KB, 3 stages of 41 KB, p 16 KB, the rest
  * 8 KB.
@@ -251,6 +251,11 @@ Entry bf16_entries[] = {
 	ENTRY(true, 16, 2, 6.12, 1.85, 0.89),
 	ENTRY(true, 8, 2, 4.22, 1.76, 1.28), ENTRY(true, 64, 2, 8.22, 2.73, 0),
 };
+
+/* The largest place of a block, of as many SMs as the head of dcpg.h says. */
+static_assert(DCPG_ATTEND_WORK % 144 == 0 && Shape<true, 32, 2>::in_bytes <=
+    DCPG_ATTEND_WORK / 144 && Shape<false, 32, 2>::in_bytes <=
+    DCPG_ATTEND_WORK / 144, "room for splits");
 
 template <class T, size_t N>
 constexpr uint32_t

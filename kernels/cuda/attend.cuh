@@ -1,7 +1,7 @@
 /*
  * Sparse decode attention, one block: from a part of a key list to the sums of
  * all its heads, o = sum p v, l = sum p, m the running maximum. attend.cu tells
- * what the blocks are for and what becomes of the sums.
+ * what the blocks are for, attend_out.cuh what becomes of the sums.
  *
  * Four warps gather: 64 rows a stage, stages ahead (attend_gather.cuh). W
  * warpgroups compute, W stages at a time: each scores one stage against all NH
@@ -147,7 +147,8 @@ struct Place {
 };
 
 /* Barriers: 0 is the block's, these are the computing warps', L to OUT also
- * those of the warps that gathered. The last two are one for each turn. */
+ * those of the warps that gathered, ML theirs alone. The last two are one for
+ * each turn. */
 enum { BAR_Q = 1, BAR_VOTE, BAR_MAX, BAR_P, BAR_L, BAR_SUMS, BAR_ML,
     BAR_WEIGHTS, BAR_OUT, BAR_FULL, BAR_FREE = BAR_FULL + 2 };
 

@@ -167,8 +167,9 @@ by_value(const dcpk_ctx *c)
 /*
  * Decode: do partial outputs cross while attention still runs, from its blocks
  * into the owners' memory? Otherwise the owners fetch them when it has ended. A
- * rank's value.cu has read the last layer's when its peers' attention writes
- * this one's: all have met in the sum between.
+ * rank's value.cu has read what stood in the place, two layers before, and has
+ * set it to ones, one layer before, when its peers' attention writes there: all
+ * have met in the sums between.
  */
 static bool
 sends_o(const dcpk_ctx *c)
@@ -307,7 +308,8 @@ fast_args(dcpk_ctx *c, dcpg_rank *r, const att_args *a, uint32_t layer,
 	else
 		f.out = a->o16 + at * DCPG_LATENT;
 	f.lse = (a->lse ? a->lse : r->lse_unused) + at;
-	f.work = r->attend_work;
+	/* attend_out.cuh: more ranks might wait for SMs that they all hold */
+	f.work = c->s.ranks_per_gpu > 8 ? NULL : r->attend_work;
 	f.to = a->send ? r->parts + layer % 2 * c->D : NULL;
 	f.arrive = c->s.comm == DCPK_COMM_PEER && !by_words(c, layer);
 	f.parts = c->D;
@@ -738,8 +740,9 @@ dcpg_attn_out_op(dcpk_ctx *c, uint32_t layer)
 		    0 : r->cp * c->Hr) * m->vdim * m->kv_lora;
 
 		cudaSetDevice(r->dev);
-		rc |= by_value(c) ? value(c, r, layer, uv, r->layer[layer].o.scale !=
-		    NULL) : values(c, r, uv, heads);
+		rc |= by_value(c) ? value(c, r, layer, uv,
+		    r->layer[layer].o.scale != NULL) :
+		    values(c, r, uv, heads);
 	}
 	for (uint32_t i = 0; i < c->W; i++) {
 		dcpg_rank *r = &c->r[i];

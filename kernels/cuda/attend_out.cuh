@@ -15,9 +15,11 @@
  * gathered, which have nothing else to do; so the weights of the splits are
  * known when o comes.
  *
- * A block waits for others of its launch, all of which must have an SM some
- * time: the blocks of a list are neighbours in the grid, whose blocks begin in
- * order, so all lists but one at most are complete and leave.
+ * A block waits for others of its launch, and without a bound, so all of them
+ * must have an SM some time. The blocks of a list are neighbours in the grid,
+ * whose blocks begin in order: all lists but one at most are complete and leave.
+ * Of several ranks that share a GPU each may have one that is not, 14 blocks of
+ * 16 at most: of up to eight ranks that leaves SMs to go on with.
  */
 #ifndef DCPG_ATTEND_OUT_CUH
 #define DCPG_ATTEND_OUT_CUH
@@ -259,9 +261,9 @@ sum_l(uint32_t smem, uint32_t h)
 
 /*
  * The weights of all splits for the heads that this block owns. Thread t has
- * split t / per's (m, l, unit) of its t % per-th; then exp(m_r - m) l_r unit_r /
- * sum_r exp(m_r - m) l_r is at S::wt_off, [splits][per]; 0 where a split had no
- * keys. own: this block's of head t.
+ * split t / per's (m, l, unit) of its t % per-th; then exp(m_r - m) l_r unit_r
+ * / sum_r exp(m_r - m) l_r is at S::wt_off, [splits][per]; 0 where a split had
+ * no keys. own: this block's of head t.
  */
 template <class S>
 __device__ inline void

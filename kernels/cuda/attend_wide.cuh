@@ -1,8 +1,9 @@
 /*
- * The rounds of a block of 64 heads over bf16 rows, in place of attend(). Two stages are all that fits beside 72 KB of q, so a round is one
- * stage and the other is on its way meanwhile: both warpgroups score the same
- * 64 keys, each against 32 of the heads, and each sums half of the output
- * dimensions of all heads, as elsewhere.
+ * The rounds of a block of 64 heads over bf16 rows, in place of attend(). Two
+ * stages are all that fits beside 72 KB of q, so a round is one stage and the
+ * other is on its way meanwhile: both warpgroups score the same 64 keys, each
+ * against 32 of the heads, and each sums half of the output dimensions of all
+ * heads, as elsewhere.
  */
 #ifndef DCPG_ATTEND_WIDE_CUH
 #define DCPG_ATTEND_WIDE_CUH

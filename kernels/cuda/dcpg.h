@@ -340,7 +340,7 @@ dcpg_q8_place(uint32_t heads, uint32_t head, uint32_t d)
 	return n * 128 + ((d / 16) ^ (n % 8)) * 16 + d % 16;
 }
 
-/* --- ranks that meet: calls (peer.cu) -------------------------------------- */
+/* --- ranks that meet: calls (peer.cu) ------------------------------------ */
 
 int dcpg_peer_init(void);	/* once per device, before the first meeting */
 size_t dcpg_peer_words(uint32_t world);
@@ -372,7 +372,8 @@ int dcpg_peer_push(const struct dcpg_peer *, const struct dcpg_push *,
  *   q[i][h][512 + p] = a * cos[i][p] - b * sin[i][p],
  *   q[i][h][544 + p] = b * cos[i][p] + a * sin[i][p] of a, b = x's pair p
  * to each of the ranks; when the launch ends, what those ranks sent by the same
- * call is here. No peers: to one place of this rank's own.
+ * call is here, or, with `ones`, on its way. No peers: to one place of this
+ * rank's own.
  */
 struct dcpg_query {
 	const void *x;		/* [rows][heads][nope + 64] bf16 */
@@ -462,7 +463,8 @@ int dcpg_select_offer(const struct dcpg_select *, void *stream);
  *   y[i][h][n] = sum_c w[h][n][c] * o[c]
  * One rank: o is its output. Arrays by rank of the group, in this rank's
  * memory or that one's; ranks meet before they are read, by events or inside
- * (peer), or each says when its part is there (arrivals).
+ * (peer), or each says when its part is there (arrivals), or it says so itself
+ * (ones).
  */
 struct dcpg_value {
 	/* [rows][row_heads][512] bf16, of which the first `heads` are read */
@@ -474,14 +476,16 @@ struct dcpg_value {
 	uint32_t rows, heads, values;	/* heads of one rank; values: of 64 */
 	uint32_t row_heads, ranks;
 	struct dcpg_peer peer;	/* world 0: they have met */
-	uint32_t first, arrivals; /* not 0: no meeting; the partials are there
-				   after so many arrivals from each rank, of
-				   which `first` is the group's first */
+	uint32_t first;		/* rank of part[0]; with what follows */
+	uint32_t arrivals;	/* not 0: no meeting; the partials are there
+				   after so many arrivals from each rank */
 	bool ones;		/* neither: their places, and those of the LSEs,
 				   held ones before the last meeting, and what
 				   is not ones is there */
-	void *clear;		/* places like part[] and lse[], rank after */
-	float *clear_lse;	/* rank, to be set so for the next; or NULL */
+	/* Places like part[] and lse[], the ranks' behind each other, that are
+	 * set to ones for the next call; or NULL. */
+	void *clear;
+	float *clear_lse;
 };
 
 int dcpg_value(const struct dcpg_value *, void *stream);

@@ -116,18 +116,18 @@ struct dcpg_rank {
 	uint32_t *table_at, *shard_n;	/* [rows]: page table, local keys */
 	uint32_t *row_n;		/* [rows]: keys on all ranks */
 	uint32_t *hist;			/* [rows][DCPG_BINS]; 0 between uses */
-	/* Keys near the boundary: of the group's ranks, written by them, or,
-	 * with events, of this one (its dr); see dcpg_select. */
 	float *sums;			/* [2][W][DCPG_PUSHED][hidden]: what
 					   is pushed to norm.cu, ones */
 	uint8_t *attend_work;		/* where splits of a list meet, ones */
+	/* Keys near the boundary: of the group's ranks, written by them, or,
+	 * with events, of this one (its dr); see dcpg_select. */
 	uint64_t *offer;		/* [D][max_rows][cap] */
 	struct dcpg_window *window;	/* [D][max_rows] */
 	uint32_t *sel, *sel_n;	/* prefill: as selected, read by peers; by
 				   slot (dcpg_select_deal) */
 	uint32_t *keep, *keep_n;	/* DCPK_KEEP_SELECT: positions */
 	float *po;		/* [M][Hg][c] partial */
-	float *plse;		/* [M][Hg] */
+	float *plse;		/* [2][M][Hg] */
 	struct dcpg_part *parts;	/* [2][D]: po and plse of its group;
 					   mirrored: NULL */
 	/* DCPK_WIRE_FP8: what peers put here of this rank's heads, wire.cu */

@@ -4,7 +4,8 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
 	kernels/cuda/attend.cuh kernels/cuda/attend_gather.cuh \
 	kernels/cuda/attend_wide.cuh kernels/cuda/attend_roles.cuh \
-	kernels/cuda/bins.cuh kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
+	kernels/cuda/attend_out.cuh kernels/cuda/bins.cuh \
+	kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
 	kernels/cuda/codes.cuh kernels/cuda/select.cuh kernels/cuda/offers.cuh \
 	kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
 	kernels/cuda/build.sh \
@@ -52,7 +53,8 @@ $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
 	kernels/cuda/attend_gather.cuh kernels/cuda/attend_wide.cuh \
-	kernels/cuda/attend_roles.cuh kernels/cuda/bins.cuh \
+	kernels/cuda/attend_roles.cuh kernels/cuda/attend_out.cuh \
+	kernels/cuda/bins.cuh \
 	kernels/cuda/peer.cuh kernels/cuda/merge.cuh kernels/cuda/codes.cuh \
 	kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
 	kernels/cuda/select.cuh kernels/cuda/offers.cuh

@@ -60,7 +60,8 @@ dcpg_lost_close(dcpk_ctx *c, dcpg_rank *r)
 		cudaStreamDestroy(r->probe);
 }
 
-/* A meeting by flags that somebody did not come to. */
+/* A meeting by flags that somebody did not come to, or words that it did not
+ * send. */
 bool
 dcpg_lost_peer(const dcpk_ctx *c)
 {

@@ -7,10 +7,11 @@
  * partials into the others' memory, which takes one way over the link where a
  * flag and a read take three. They are there when they are no longer ones; who
  * has read them puts ones back. There are two places, for the sums behind
- * attention and those behind the FFN, so that who writes to one has had from all
- * others what they sent to the other one later than they read the first. That
- * word of all others, which stands for what their kernels before did in their own
- * memory too, is a meeting like those by flags, and counts as one.
+ * attention and those behind the FFN, so that who writes to one has had from
+ * all others what they sent to the other later than they read the first. To
+ * have had words of all others is a meeting like those by flags, and counts as
+ * one (peer.cu). Block j waits for the peers' blocks j, which have pushed
+ * before they wait and begin in the same order on every rank.
  */
 #include <cooperative_groups.h>
 
@@ -32,8 +33,8 @@ struct norm_args {
 	const uint32_t *owner, *jof;	/* NULL: all W ranks, row by row */
 	uint32_t T;
 	struct dcpg_peer peer;	/* world 0: they have met */
-	/* This sum's place in every rank's memory, [T][DCPG_PUSHED][n]; T 0:
-	 * partials are read where they are, after a meeting by flags. */
+	/* This sum's place in every rank's memory, [T][DCPG_PUSHED][n]. Not
+	 * pushed: partials are read where they are, after a meeting by flags. */
 	dcpg_peers<float> place;
 	bool push;
 	const float *w;		/* NULL: no norm */
@@ -140,7 +141,7 @@ pushed(const norm_args &a, uint32_t i, uint32_t j, uint32_t at)
 	return s;
 }
 
-/* All blocks but the first, which tells the peers. */
+/* All blocks but the first, which, where nothing is pushed, tells the peers. */
 __device__ static void
 fetch_next(const norm_args &a)
 {

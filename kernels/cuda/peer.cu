@@ -4,7 +4,7 @@
  * promises.
  *
  * A rank's words are 128 bytes apart, so that no two writers share a line:
- *   0 .. W-1         the last meeting that rank o has reached, written by o
+ *   0 .. W-1         the last meeting by flags that rank o has reached, by o
  *   W + PEER_BEGUN   meetings this rank has begun, written by this rank alone
  *   W + PEER_LOST    not 0: a peer did not come; nothing is waited for again
  *   W + PEER_OUT     blocks that are out of the meeting inside their kernel
@@ -21,12 +21,20 @@
  * meeting stands inside the reader, each of its blocks acquires for itself,
  * and the flag is stored when all kernels before it have ended (launch_wait,
  * where one is launched early). A rank is at most one meeting ahead of its
- * peers: two would need a flag that they have not written yet.
+ * peers: two would need a flag, or words, that they have not written yet.
  *
  * Arrivals need no meeting: each block of a kernel that writes into a peer's
  * memory adds one to its word there, releasing what the block wrote, and who
  * reads it knows how many blocks there are. That the place is free again, both
  * know by a meeting in between.
+ *
+ * Words need no arrivals: they come to a place that holds ones, which no number
+ * that is sent ever is, and each is looked at until it is not. Nothing else is
+ * ordered by a word. Where the sums of all ranks went so (norm.cu), that is a
+ * meeting too, but one that only says that a place is free, or holds ones: the
+ * kernels that did this had ended, and what they stored had reached their memory,
+ * before the kernel began that sent the words. What a peer *wrote* may be read
+ * behind flags, arrivals or its own words alone.
  */
 #include <errno.h>
 #include <stdint.h>

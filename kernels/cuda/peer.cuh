@@ -8,6 +8,8 @@
  * early. The first block tells the peers, each waits by itself, and the last
  * one out counts the meeting. Both do nothing where p.world is 0: there the
  * meeting was held by events, before the launch.
+ *
+ * What says itself that it is there: send_words, look_at_words, peer_patience.
  */
 #ifndef DCPG_PEER_CUH
 #define DCPG_PEER_CUH

@@ -4,23 +4,24 @@
  * into that of every rank of its group. dcpg.h has the formula.
  *
  * A block owns one head and N of its 512 latent values. It brings its weights
- * (N * nope, bf16) to shared memory while the kernel before it still runs, then
- * works on up to 64 rows at a time: their nope parts come to shared memory
- * while the rope parts of some of these rows are turned (the blocks of a head
- * share the rows), and are multiplied (mma m16n8k16): a warp has 32 values of
- * every second 16 rows. Bytes that must move: the weights once, x of a head once
- * for each N values, q once to each rank.
+ * (N * nope, bf16) to shared memory while the kernel before it still runs,
+ * then works on up to 64 rows at a time: their nope parts come to shared
+ * memory while the rope parts of some of these rows are turned (the blocks of
+ * a head share the rows), and are multiplied (mma m16n8k16): a warp has 32
+ * values of every second 16 rows. Bytes that must move: the weights once, x of
+ * a head once for each N values, q once to each rank.
  *
- * Sums pass through shared memory, so that N neighbouring values leave together:
- * a link takes 64 bytes at a time half as fast as 128. Weights stand there in such
- * an order that a thread's sums are eight neighbouring values.
+ * Sums pass through shared memory, so that N neighbouring values leave
+ * together: a link takes 64 bytes at a time half as fast as 128. Weights stand
+ * there in such an order that a thread's sums are eight neighbouring values.
  *
- * Ranks know of what they sent each other by arrivals (peer.cuh): each block tells
- * all of what it has written for them, the first waits until all have told. That
- * takes a way there and back before the word is sent. Or by what is sent: where a
- * place was set to ones, which no two sums are, attention looks at q itself, so
- * that it brings rows, and begins with what this rank has made, meanwhile. That the
- * place is ready, and free, all know by the meetings in between.
+ * Ranks know of what they sent each other by arrivals (peer.cuh): each block
+ * tells all of what it has written for them, the first waits until all have
+ * told. That takes a way there and back before the word is sent. Or by what is
+ * sent: where a place was set to ones, which no two sums are, attention looks
+ * at q itself, so that it brings rows, and begins with what this rank has
+ * made, meanwhile. That the place is ready, and free, all know by the meetings
+ * in between.
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -19,17 +19,18 @@
  * Where it does not, or boundary keys do not fit (many equal scores), keys are
  * counted where they are, by all blocks together.
  *
- * Where ranks meet by flags, offers need none: they are written into the memory
- * of each rank of the group, to places that hold DCPG_NO_OFFER, and a row's
- * cluster waits for its own row's window and for as many keys as it announces.
- * Each of these is one word that says all by itself, so that no store waits for
- * another; only where peers' scores have to be read, which all ranks find out by
- * themselves, each waits for a flag that the others store behind theirs. Every block takes all offers, and when all have them, they put
- * DCPG_NO_OFFER back; what another rank writes there next is behind the meeting
- * of attention's sum. A cluster offers before it waits, and clusters start in
- * order of their rows on every rank, so the first row that is not done can always
- * be. With events, offers stay where they are made, and a launch of its own takes
- * them.
+ * Where ranks meet by flags, offers need none: they are written into the
+ * memory of each rank of the group, to places that hold DCPG_NO_OFFER, and a
+ * row's cluster waits for its own row's window and for as many keys as it
+ * announces. Each of these is one word that says all by itself, so that no
+ * store waits for another; only where peers' scores have to be read, which all
+ * ranks find out by themselves, each waits for a flag that the others store
+ * behind theirs. Every block takes all offers, and when all have them, they
+ * put DCPG_NO_OFFER back; what another rank writes there next is behind the
+ * meeting of attention's sum. A cluster offers before it waits, and clusters
+ * start in order of their rows on every rank, so the first row that is not
+ * done can always be. With events, offers stay where they are made, and a
+ * launch of its own takes them.
  *
  * For few rows all is latency, of instructions one after the other: hence loops
  * that are not unrolled, barriers without fences, and blocks small enough to

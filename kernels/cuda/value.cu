@@ -87,7 +87,8 @@ bring_weights(const struct dcpg_value &g, const CUtensorMap *map,
 
 /* --- merging ------------------------------------------------------------- */
 
-/* A partial, word by word past the L1: it comes while this kernel runs. Or zeros. */
+/* A partial, word by word past the L1: it comes while this kernel runs. Or
+ * zeros. */
 __device__ inline uint4
 load_part(const void *p, bool there)
 {

@@ -1,7 +1,8 @@
 # The HTTP front end: one shared object.
 plugin_LTLIBRARIES += plugins/http.la
 plugins_http_la_SOURCES = plugins/evlog.h plugins/http/http.c plugins/http/http.h \
-	plugins/http/api.h plugins/http/bound.c plugins/http/call.c plugins/http/call.h \
+	plugins/http/api.h plugins/http/bound.c plugins/http/call.c \
+	plugins/http/call.h \
 	plugins/http/chat.c plugins/http/completions.c \
 	plugins/http/settings.c plugins/http/settings.h \
 	plugins/http/engine.c plugins/http/engine.h plugins/http/fields.c \

@@ -239,7 +239,8 @@ attend_case(const AttendCase &c, uint64_t salt)
 	double err = 0, norm = 0, worst = 0, el = 0;
 	bool exact = true;
 	{
-		/* splits wait for each other: with others there may be no room */
+		/* splits wait for each other: with others there may not be
+		 * room for all */
 		std::unique_lock<std::shared_mutex> alone(gpu, std::defer_lock);
 
 		if (c.splits != 1)
@@ -296,7 +297,7 @@ attend_case(const AttendCase &c, uint64_t salt)
 	    "lse %.1e%s",
 	    c.bf16 ? "bf16" : "fp8", c.heads, c.rows, c.max, c.shape, c.splits,
 	    c.team, parts, c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
-	    exact ? "" : " NOT EXACT: an empty row, turns or the place of splits");
+	    exact ? "" : " NOT EXACT: an empty row, turns, or splits' place");
 	verdict(ok, what);
 }
 
@@ -308,6 +309,7 @@ attend_tests(void)
 	std::vector<uint32_t> counts(odd, odd + 16);
 	struct dcpg_attend_shape sh;
 	uint64_t salt = 0;
+	uint32_t turn = 0;
 
 	for (int b = 0; b < 2; b++) {
 		enum dcpk_kv kv = b ? DCPK_KV_BF16 : DCPK_KV_FP8;
@@ -323,12 +325,13 @@ attend_tests(void)
 				    s > (uint32_t)sh.fit[team])
 					continue;
 				/* All splits of two teams a row at once; and so
-				 * that all counts come to few rows. */
+				 * that all counts come to few rows in turn. */
 				if (s > 1)
 					c.rows = std::min(c.rows, std::max(1u,
 					    sh.fit[team] / s / 2));
 				std::rotate(c.counts.begin(), c.counts.begin() +
-				    x * c.rows % counts.size(), c.counts.end());
+				    turn % counts.size(), c.counts.end());
+				turn += c.rows;
 				if (brief && (s & (s - 1)) != 0 && s != 3)
 					continue;
 				if (brief) {
@@ -336,6 +339,15 @@ attend_tests(void)
 					c.max = 130;
 				}
 				CASE(attend_case(c, salt));
+				/* No split with keys, one, all of them. */
+				for (uint32_t n : { 0u, 1u, 17u, 512u })
+					if (!brief && s > 1 && team == 2) {
+						AttendCase e = c;
+
+						e.rows = 1;
+						e.counts = { n };
+						CASE(attend_case(e, salt));
+					}
 				if (team == 1 || c.heads == 128 || (s > 1 &&
 				    2 * c.rows * s > (uint32_t)sh.fit[team]))
 					continue;

@@ -71,11 +71,13 @@ def check_attend(lib, gen, heads, rows, keys):
     out = torch.full((rows, heads, 512), float("nan"), device="cuda",
                      dtype=torch.bfloat16)
     lse = torch.full((rows, heads), float("nan"), device="cuda")
+    work = torch.full((C.number("DCPG_ATTEND_WORK"),), 255, device="cuda",
+                      dtype=torch.uint8)
     call(lib.dcpg_attend, Attend(
         q=q.data_ptr(), pool=pool.data_ptr(), list=lists.data_ptr(),
         count=count.data_ptr(), out=out.data_ptr(), lse=lse.data_ptr(),
-        rows=rows, heads=heads, list_stride=keys, max_count=keys, kv=KV_FP8,
-        scale=0.07))
+        work=work.data_ptr(), rows=rows, heads=heads, list_stride=keys,
+        max_count=keys, kv=KV_FP8, scale=0.07))
     worst = lse_err = 0.0
     for r in range(rows):
         kv = value[lists[r, :count[r]].long()]
@@ -84,7 +86,7 @@ def check_attend(lib, gen, heads, rows, keys):
         worst = max(worst, float((out[r].double() - ref).norm() / ref.norm()))
         lse_err = max(lse_err, float(
             (lse[r].double() - torch.logsumexp(s, -1)).abs().max()))
-    verdict(worst < 4e-3 and lse_err < 1e-3,
+    verdict(worst < 4e-3 and lse_err < 1e-3 and bool((work == 255).all()),
             f"attend H={heads} rows={rows} keys<={keys}: rel {worst:.1e} "
             f"lse {lse_err:.1e}")
 

@@ -153,7 +153,9 @@ value_case(uint32_t rows, uint32_t heads, uint32_t D, uint32_t values,
 	verdict(ok, what);
 }
 
-/* One of D ranks that share a GPU: its pool, and what the others send it. */
+/* One of D ranks that share a GPU: its pool, and what the others send it. That
+ * what comes while kernels run is what came before they began is all that is
+ * tested with it; what they make of it, value_case() and kernel_test's. */
 struct Sent {
 	Buf<uint8_t> pool;
 	Buf<uint16_t> q, po, y, next;

@@ -27,8 +27,11 @@ links_lead() {	# PAGE..: each link of theirs
 links_lead "$srcdir"/*.md "$srcdir"/doc/*.md
 # What goes into the documentation's folder, and nothing else.
 unset MAKEFLAGS MFLAGS MAKELEVEL
-flock install.lock make -s DESTDIR="$work/stage" $(sed -n \
-    's/^\(install-dist_\(doc[a-z]*\|example\)DATA\):.*/\1/p' Makefile) \
+targets=$(sed -n 's/^\(install-dist_\(doc[a-z]*\|example\)DATA\):.*/\1/p' \
+    Makefile)
+[ -n "$targets" ] || fail "Makefile installs no documentation"
+# shellcheck disable=SC2086
+flock install.lock make -s DESTDIR="$work/stage" $targets \
     >/dev/null 2>"$work/log" || fail "make install"
 pages=$(find "$work/stage" -name '*.md')
 [ "$(echo "$pages" | wc -l)" -gt 20 ] || fail "installed are only $pages"

@@ -41,6 +41,9 @@ class Headers:
         for path in paths:
             with open(path) as f:
                 text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", f.read(), flags=re.S)
+            if re.search(r"^[ \t]*#[ \t]*pragma", text, re.M):
+                raise ValueError(f"{path}: a #pragma may change how structs "
+                                 "are laid out")
             # Only numbers can be sizes; others are found when they are used.
             for m in re.finditer(r"^#define[ \t]+(\w+)[ \t]+(.+)$", text, re.M):
                 self.known[m[1]] = m[2].strip()
