@@ -254,11 +254,10 @@ count_rate(struct dcpd_sched *s, uint64_t sec, uint32_t tokens)
 	while (!atomic_compare_exchange_weak(bin, &was, is));
 }
 
-/* Tokens went out; `before` had gone earlier. */
+/* Tokens went out, none sooner than at `now`; `before` had gone earlier. */
 static void
-count(struct req *r, uint32_t before)
+count(struct req *r, uint32_t before, uint64_t now)
 {
-	uint64_t now = dcpd_now_ns();
 	uint32_t tokens = r->n_done - before;
 
 	DCPD_COUNT(output_tokens, tokens);
@@ -319,9 +318,11 @@ deliver(struct req *r, bool end)
 	struct delta d = { .r = r, .channel = r->channel, .call = r->call };
 	uint32_t before = r->n_done;
 	int rc = 0, bad = 0;
+	uint64_t now;
 
 	if (r->gram != NULL && !end)
 		bad = constrain(r);
+	now = dcpd_now_ns();	/* a client may have a token before we go on */
 	for (uint32_t i = 0; i < r->work.n && rc == 0; i++) {
 		rc = take_token(&d, &r->work.v[i], top);
 		top += r->work.v[i].n_top;
@@ -335,7 +336,7 @@ deliver(struct req *r, bool end)
 	r->channel = d.channel;
 	r->call = d.call;
 	if (r->n_done > before)
-		count(r, before);
+		count(r, before, now);
 	if (d.rc < 0)
 		close_early(r, CTL_GONE);
 	else if (rc == 1 && !r->closed)
