@@ -238,8 +238,8 @@ struct Entry {
 
 #define ENTRY(bf16, nh, w, fixed, stage, merge) {			\
 	{ nh, w }, launch<Shape<bf16, nh, w>>, prepare<Shape<bf16, nh, w>>, \
-	fixed, stage, merge, Shape<bf16, nh, w>::splits < nh ?		\
-	Shape<bf16, nh, w>::splits : nh, Shape<bf16, nh, w>::in_bytes, { 0 } }
+	fixed, stage, merge, Shape<bf16, nh, w>::splits,		\
+	Shape<bf16, nh, w>::in_bytes, { 0 } }
 
 Entry fp8_entries[] = {
 	ENTRY(false, 64, 2, 8.44, 2.68, 0), ENTRY(false, 32, 2, 6.4, 1.62, 2.3),

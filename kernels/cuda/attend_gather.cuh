@@ -84,6 +84,7 @@ struct Shape {
 	static constexpr int told_bytes = turns * told_turn;
 	/* 64 heads are for many rows, of which there are enough without. */
 	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
+	static_assert(splits <= NH, "each owns a head");
 	/* What splits tell of the heads that a block owns. */
 	static constexpr int in_rows = NH + 2 * MAX_SPLITS;
 	static constexpr int ml_bytes = splits == 1 ? 0 : in_rows * 16;

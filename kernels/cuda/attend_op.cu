@@ -275,12 +275,11 @@ q_turn(const dcpk_ctx *c)
 	    c->rows * c->D * (q_bytes(c) / sizeof(bf16)) : 0;
 }
 
-/* Does attention wait for q itself? What the first layer writes to was not made
- * ready by one before. */
+/* Does attention wait for q itself? */
 static bool
 q_by_words(const dcpk_ctx *c, uint32_t layer)
 {
-	return q_turn(c) != 0 && layer != 0;
+	return q_turn(c) != 0 && by_words(c, layer);
 }
 
 /* Heads that attend.cu has: the fast kernel. A rank's pool has its share of the
@@ -398,7 +397,7 @@ dcpg_query_to(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, struct dcpg_query *a)
 		return;
 	a->peer = dcpg_peer_of(c, r, 1);
 	a->first = r->group * c->D;
-	a->ones = q_by_words(c, layer) && sends_o(c);
+	a->ones = q_by_words(c, layer);
 	a->clear = turn != 0 ? r->qg + (layer + 1) % 2 * turn : NULL;
 	for (uint32_t e = 0; e < c->D; e++)
 		a->to[e] = place_of_q(c, r, e) + layer % 2 * turn;
@@ -443,8 +442,8 @@ value(dcpk_ctx *c, dcpg_rank *r, uint32_t layer, const bf16 *w, bool fp8)
 	for (uint32_t e = 0; !merged && e < c->D; e++) {
 		dcpg_rank *o = &c->r[r->group * c->D + e];
 
-		a.part[e] = sent ? sent_o(c, r, layer, e) : (bf16 *)o->po + own *
-		    DCPG_LATENT;
+		a.part[e] = sent ? sent_o(c, r, layer, e) : (bf16 *)o->po +
+		    own * DCPG_LATENT;
 		a.lse[e] = sent ? sent_lse(c, r, layer, e) : o->plse + own;
 	}
 	if (merged)

@@ -152,6 +152,12 @@ has_ones(uint4 v)
 	return max(max(v.x, v.y), max(v.z, v.w)) == ~0u;
 }
 
+__device__ inline bool
+has_ones(float v)
+{
+	return __float_as_uint(v) == ~0u;
+}
+
 /* The same numbers, where ones, which are NaN, are another NaN. */
 __device__ inline uint4
 no_ones(float4 v)

@@ -159,27 +159,14 @@ tidy(float (&l)[R][E])
 }
 
 /* Of which rank e is something still ones? E: of none. */
-template <uint32_t E, uint32_t R>
+template <uint32_t E, uint32_t R, class T>
 __device__ inline uint32_t
-missing(const float (&l)[R][E])
+missing(const T (&x)[R][E])
 {
 	uint32_t at = E;
 
 #pragma unroll
 	for (uint32_t i = 0; i < R * E; i++)
-		if (__float_as_uint(l[i / E][i % E]) == ~0u)
-			at = i % E;
-	return at;
-}
-
-template <uint32_t E, uint32_t G>
-__device__ inline uint32_t
-missing(const uint4 (&x)[G][E])
-{
-	uint32_t at = E;
-
-#pragma unroll
-	for (uint32_t i = 0; i < G * E; i++)
 		if (has_ones(x[i / E][i % E]))
 			at = i % E;
 	return at;
@@ -200,7 +187,7 @@ load_sent(const struct dcpg_value &g, const Place &p, uint32_t e0, uint32_t i0,
 			load_lse<E, G / 2>(g, p, e0, i0, l);
 		if (!g.ones)
 			break;
-		e = min(missing<E, G>(x), missing<E, G / 2>(l));
+		e = min(missing(x), missing(l));
 	} while (e < E && peer_patience(g.peer, g.first + e0 + e, t0));
 	tidy<E, G / 2>(l);
 }
@@ -278,7 +265,7 @@ normalise(const struct dcpg_value &g, const Place &p, uint32_t i0,
 
 		do
 			load_lse<E, R>(g, p, e, i0, l);
-		while (g.ones && missing<E, R>(l) < E && peer_patience(g.peer,
+		while (g.ones && missing(l) < E && peer_patience(g.peer,
 		    g.first + e, t0));
 		tidy<E, R>(l);
 		largest<E, R>(l, top);
