@@ -87,7 +87,8 @@ await_q(const Args &a, const uint4 *at, uint32_t head, uint4 &x, uint4 &y,
 
 /* q of the block's heads into 9 blocks of 64 dimensions, [heads][128 bytes],
  * swizzled; a warp takes a head at a time. fs[h] becomes the factor from the
- * product to log2 units. */
+ * product to log2 units. What another rank sends is in this GPU's L2 when it is
+ * there, so the first look need not be as strong as await_q()'s. */
 template <class S>
 __device__ inline void
 load_q(const Args &a, const uint8_t *q, uint8_t *smem)
@@ -109,9 +110,9 @@ load_q(const Args &a, const uint8_t *q, uint8_t *smem)
 			const uint4 *src = (const uint4 *)(q +
 			    (size_t)min(h, S::nh - 1) * 1152);
 
-			x[i] = look_at_words(src + 2 * lane);
-			y[i] = look_at_words(src + 2 * lane + 1);
-			z[i] = look_at_words(src + 64 + lane % 8);
+			x[i] = __ldcg(src + 2 * lane);
+			y[i] = __ldcg(src + 2 * lane + 1);
+			z[i] = __ldcg(src + 64 + lane % 8);
 		}
 #pragma unroll
 		for (int i = 0; i < AT_ONCE; i++) {

@@ -92,6 +92,7 @@ parts(const norm_args &a, uint32_t i, uint32_t at)
 __device__ static inline float4
 pushed(const norm_args &a, uint32_t i, uint32_t j, uint32_t at)
 {
+	constexpr uint32_t U = 4;	/* of 8 not all registers */
 	uint32_t n4 = a.n / 4, self = a.peer.self;
 	size_t from = (size_t)j * n4 + at, rank = (size_t)DCPG_PUSHED * n4;
 	const float4 own = __ldcg((const float4 *)a.y.p[self] +
@@ -102,40 +103,39 @@ pushed(const norm_args &a, uint32_t i, uint32_t j, uint32_t at)
 		if (e != self)
 			dcpg::send_words((uint4 *)a.place.p[e] + self * rank +
 			    from, dcpg::no_ones(own));
-	for (uint32_t e0 = 0; e0 < a.T; e0 += 8) {
-		uint4 p[8];
+	for (uint32_t e0 = 0; e0 < a.T; e0 += U) {
+		uint4 p[U];
 		uint64_t t0 = 0;
 		uint32_t lost;
 
 		do {
 			lost = ~0u;
 #pragma unroll
-			for (uint32_t k = 0; k < 8; k++)
+			for (uint32_t k = 0; k < U; k++)
 				if (e0 + k < a.T && e0 + k != self)
 					p[k] = dcpg::look_at_words((uint4 *)
 					    a.place.p[self] + (e0 + k) * rank +
 					    from);
 #pragma unroll
-			for (uint32_t k = 0; k < 8; k++)
+			for (uint32_t k = 0; k < U; k++)
 				if (e0 + k < a.T && e0 + k != self &&
 				    dcpg::has_ones(p[k]))
 					lost = e0 + k;
 		} while (lost != ~0u && dcpg::peer_patience(a.peer, lost, t0));
 #pragma unroll
-		for (uint32_t k = 0; k < 8; k++) {
+		for (uint32_t k = 0; k < U; k++) {
 			uint32_t e = e0 + k;
 
-			if (e >= a.T)
-				break;
 			if (e == self) {
 				s = s + own;
-				continue;
+			} else if (e < a.T) {
+				((uint4 *)a.place.p[self])[e * rank + from] =
+				    make_uint4(~0u, ~0u, ~0u, ~0u);
+				s = s + make_float4(__uint_as_float(p[k].x),
+				    __uint_as_float(p[k].y),
+				    __uint_as_float(p[k].z),
+				    __uint_as_float(p[k].w));
 			}
-			((uint4 *)a.place.p[self])[e * rank + from] =
-			    make_uint4(~0u, ~0u, ~0u, ~0u);
-			s = s + make_float4(__uint_as_float(p[k].x),
-			    __uint_as_float(p[k].y), __uint_as_float(p[k].z),
-			    __uint_as_float(p[k].w));
 		}
 	}
 	return s;
