@@ -404,7 +404,8 @@ int dcpg_query(const struct dcpg_query *, void *stream);
 /*
  * The rows of the k best scores, by (score desc, position asc); -0 equals +0,
  * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
- * list is ascending in j and holds pool rows.
+ * list holds pool rows, ascending in j; of D > 1 ranks in two such parts, which
+ * are the same whenever the scores are.
  *
  * D > 1: a rank offers those of its keys that are near the boundary, and takes
  * what all offered. Where that does not do, it reads all ranks' scores. With
@@ -442,7 +443,7 @@ struct dcpg_select {
 	uint32_t *clear;	/* set to zero when read, for the next scores:
 				   the histogram to which they add, or NULL */
 	/* D > 1; arrays by rank of the group */
-	uint32_t cap;		/* keys that an offer holds, 8192 at most */
+	uint32_t cap;		/* keys that an offer holds, 4096 at most */
 	const uint32_t *total;	/* [rows]: keys of all ranks together */
 	const float *scores[DCPK_MAX_RANKS];	/* [rows][stride], its own */
 	uint64_t *to[DCPK_MAX_RANKS], *from[DCPK_MAX_RANKS]; /* [rows][cap] */

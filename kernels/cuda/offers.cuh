@@ -63,20 +63,44 @@ add_in_first_block(uint32_t *p, uint32_t n)
 	return before;
 }
 
-/*
- * Counts the winners; puts the keys in the window to where ranks take them. The
- * histogram has said how many all blocks will find. Each warp for the words that
- * it made: a lane has one of four words of every eighth group. Keys are few among
- * many, so a warp's are listed first, in s.edge, and then read all at once, to go
- * to neighbouring places.
- */
+/* A warp's `n` keys, listed at `list`, to where ranks take them, in neighbouring
+ * places: of the histogram all know how many all blocks have. */
 __device__ inline void
-offer(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
-    bool put)
+push_offers(Shared &s, const struct dcpg_select &g, uint32_t list, uint32_t n)
+{
+	uint32_t lane = threadIdx.x % 32, at = 0;
+
+	__syncwarp();
+	if (n == 0)
+		return;
+	if (lane == 0)
+		at = blockIdx.y * g.cap + add_in_first_block(&s.offered, n);
+	at = __shfl_sync(~0u, at, 0);
+#pragma unroll 1
+	for (uint32_t i = lane; i < n; i += 32) {
+		uint2 x = lds64(list + 8 * i);
+		uint64_t c = (uint64_t)x.y << 32 | x.x;
+
+#pragma unroll 1
+		for (uint32_t e = 0; e < g.ranks; e++)
+			if (g.to[e] != NULL)
+				peer_put(&g.to[e][at + i], c);
+	}
+}
+
+/*
+ * Counts the winners; a warp lists, in s.edge, the keys in the window of which
+ * it has made the words: a lane has one of four words of every eighth group.
+ * How many, and where they begin; none if they are not to be put. Keys are few
+ * among many, so they are listed before their scores are read, all at once.
+ */
+__device__ inline uint32_t
+list_marked(Shared &s, const struct dcpg_select &g, const Marks &m,
+    const Run &run, bool put, uint32_t &list)
 {
 	uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * GROUP +
 	    lane / 4 * STEP;
-	uint32_t sure = 0, n = 0, at = 0, upto, all, list;
+	uint32_t sure = 0, n = 0, upto, all;
 
 	__syncwarp();
 #pragma unroll 1
@@ -95,34 +119,29 @@ offer(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
 		upto += lane >= k ? y : 0;
 	}
 	all = __shfl_sync(~0u, upto, 31);
-	if (!put || all == 0)
-		return;
+	if (!put)
+		return 0;
 	list = 0;
-	if (lane == 0) {
-		at = blockIdx.y * g.cap + add_in_first_block(&s.offered, all);
+	if (lane == 0)
 		list = atomicAdd(&s.listed, all);
-	}
-	list = smem_addr(s.edge) + 4 * __shfl_sync(~0u, list, 0);
-	upto = list + 4 * (upto - n);
+	list = smem_addr(s.edge) + 8 * __shfl_sync(~0u, list, 0);
+	upto = list + 8 * (upto - n);
 #pragma unroll 1
 	for (uint32_t i = first; i < run.n; i += 8 * STEP)
 #pragma unroll 1
 		for (uint32_t b = m.on[i / 32 + lane % 4]; b != 0;
-		    b &= b - 1, upto += 4)
+		    b &= b - 1, upto += 8)
 			sts32(upto, i + (__ffs(b) - 1) * 4 + lane % 4);
 	__syncwarp();
-	at = __shfl_sync(~0u, at, 0);
 #pragma unroll 1
 	for (uint32_t i = lane; i < all; i += 32) {
-		uint32_t j = lds32(list + 4 * i);
+		uint32_t j = lds32(list + 8 * i);
 		uint64_t c = composite(score_key(run.score[j]), (run.first + j) *
 		    g.ranks + g.rank);
 
-#pragma unroll 1
-		for (uint32_t e = 0; e < g.ranks; e++)
-			if (g.to[e] != NULL)
-				peer_put(&g.to[e][at + i], c);
+		sts64(list + 8 * i, (uint32_t)c, (uint32_t)(c >> 32));
 	}
+	return all;
 }
 
 /* Who has to read them sees all scores of this rank's row behind this. */
@@ -193,45 +212,28 @@ look_at_window(const struct dcpg_select &g)
 	return t < g.ranks ? peer_get(&g.from_window[t][blockIdx.y].word) : 0;
 }
 
-/* What the ranks offered, to s.edge. early: look_at_window(). */
+/* The windows of all ranks. early: look_at_window(). */
 __device__ inline void
-take_offers(Shared &s, const struct dcpg_select &g, uint64_t early)
+take_windows(Shared &s, const struct dcpg_select &g, uint64_t early)
 {
-	constexpr uint32_t U = 4;	/* under way at once */
-	uint32_t t = threadIdx.x, all;
-	uint32_t first = g.peer.self - g.rank;	/* of the group */
+	uint32_t t = threadIdx.x;
 
-	if (t < g.ranks) {
-		const uint64_t *at = &g.from_window[t][blockIdx.y].word;
-
-		s.window[t] = window_of(peer_take(g.peer, first + t, at,
-		    early));
-	}
+	if (t < g.ranks)
+		s.window[t] = window_of(peer_take(g.peer, g.peer.self - g.rank +
+		    t, &g.from_window[t][blockIdx.y].word, early));
 	__syncthreads();
-	all = offers(s, g);
-#pragma unroll 1
-	for (uint32_t i0 = t; i0 < all; i0 += U * THREADS) {
-		uint64_t *at[U], v[U];
-		uint32_t r[U];
+}
 
-#pragma unroll
-		for (uint32_t u = 0; u < U; u++)
-			if (i0 + u * THREADS < all) {
-				at[u] = offer_at(s, g, i0 + u * THREADS, r[u]);
-				v[u] = peer_get(at[u]);
-			}
-#pragma unroll
-		for (uint32_t u = 0; u < U; u++) {
-			uint32_t i = i0 + u * THREADS;
+/* The i-th offer, which was not there; 0 if its rank is lost. */
+__device__ inline uint64_t
+await_offer(const Shared &s, const struct dcpg_select &g, uint32_t i)
+{
+	uint32_t r;
+	const uint64_t *at = offer_at(s, g, i, r);
+	uint64_t v = peer_take(g.peer, g.peer.self - g.rank + r, at,
+	    DCPG_NO_OFFER);
 
-			if (i >= all)
-				break;
-			v[u] = peer_take(g.peer, first + r[u], at[u], v[u]);
-			if (i < edges(g.ranks))
-				s.edge[i] = v[u] != DCPG_NO_OFFER ? v[u] : 0;
-		}
-	}
-	__syncthreads();
+	return v != DCPG_NO_OFFER ? v : 0;
 }
 
 /* For the next layer, when all blocks of the row have read. */

@@ -313,6 +313,14 @@ cluster_mbar_arrive(uint32_t bar)
 	    :: "r"(bar) : "memory");
 }
 
+/* .. and nothing is ordered by it. */
+__device__ inline void
+cluster_tell(uint32_t bar)
+{
+	asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, "
+	    "[%0];" :: "r"(bar) : "memory");
+}
+
 /* Orders nothing but the arrival itself. */
 __device__ inline void
 cluster_arrive(void)

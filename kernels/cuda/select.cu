@@ -14,7 +14,8 @@
  * every D-th. A rank offers, by its own histogram, those of its keys that stand
  * within six standard deviations of its k/D-th best: the window. Keys above it
  * win, and the offers of all ranks are the boundary keys. The last winner is
- * right if it lies in the windows of all.
+ * right if it lies in the windows of all. A rank lists what is above its window
+ * while offers are on their way, and its winners among them behind.
  *
  * Where it does not, or boundary keys do not fit (many equal scores), keys are
  * counted where they are, by all blocks together.
@@ -92,7 +93,7 @@ search_offers(const Shared &s, const struct dcpg_select &g)
 	if (ok && low == 0 && need >= all)	/* no more than k keys: all */
 		return (Search){ 0, 0, 1, 0, 0, ~0ull };
 	if (!ok || need > all || all > edges(g.ranks))
-		need = 0;
+		return (Search){ 0, 0, 0, 0, 0, 0 };
 	return (Search){ (uint64_t)least << 32, ((uint64_t)most << 32) - 1,
 	    need, 0, (uint64_t)low << 32, (uint64_t)high << 32 };
 }
@@ -143,30 +144,67 @@ my_share(const Shared &s, uint32_t room)
 	    s.tally[part].edges };
 }
 
-/* Where the winners begin, by the keys of all blocks. */
 __device__ inline void
-narrow(Shared &s, const Share &m, Search &q)
+count_offer(Shared &s, const Search &q, uint64_t c)
+{
+	if (c >= q.lo && c <= q.hi)
+		atomicAdd(&s.hist[(c - q.lo) >> q.shift], 1);
+}
+
+/* The last step, when no more than FEW keys are left: each warp ranks them. */
+constexpr uint32_t FEW = 32;
+
+__device__ inline void
+rank_few(Shared &s, const Share &m, Search &q)
+{
+	uint64_t *list = (uint64_t *)s.hist, c;
+	uint32_t lane = threadIdx.x % 32, n, above = 0, at;
+
+#pragma unroll 1
+	for (uint32_t i = m.first; i < m.n; i += m.step) {
+		c = m.from[i];
+		if (c >= q.lo && c <= q.hi)
+			list[atomicAdd(&s.few, 1)] = c;
+	}
+	__syncthreads();
+	n = s.few;
+	c = lane < n ? list[lane] : 0;
+#pragma unroll 1
+	for (uint32_t i = 0; i < n; i++)
+		above += list[i] > c;
+	at = __ballot_sync(~0u, lane < n && above == q.need - 1);
+	c = __shfl_sync(~0u, c, __ffs(at) - 1);
+	q.lo = at != 0 ? c : q.hi + 1;	/* 0: a lost rank's are all the same */
+}
+
+/* Where the winners begin, by the keys of all blocks. counted: the first step's
+ * histogram is there. */
+__device__ inline void
+narrow(Shared &s, const Share &m, Search &q, bool counted)
 {
 #pragma unroll 1
-	for (;;) {
-		step_begin(q);
+	for (;; counted = false) {
+		if (!counted) {
+			step_begin(q);
 #pragma unroll 1
-		for (uint32_t i = m.first; i < m.n; i += m.step) {
-			uint64_t c = m.from[i];
-
-			if (c >= q.lo && c <= q.hi)
-				atomicAdd(&s.hist[(c - q.lo) >> q.shift], 1);
+			for (uint32_t i = m.first; i < m.n; i += m.step)
+				count_offer(s, q, m.from[i]);
+			__syncthreads();
 		}
-		__syncthreads();
 		if (!step_end(q, s))
 			return;
+		if (s.scan.in_bin <= FEW) {
+			rank_few(s, m, q);
+			return;
+		}
 		clear_hist(s);
 		__syncthreads();
 	}
 }
 
 /* Bits for those of the boundary's keys that win; how many of this rank's win
- * before the run. */
+ * before the run. Over ranks, bits of their own, in the order of keys. */
+template <bool RANKS>
 __device__ inline uint32_t
 mark(const Marks &bits, const struct dcpg_select &g, const Run &run,
     const Share &m, uint64_t from)
@@ -182,7 +220,9 @@ mark(const Marks &bits, const struct dcpg_select &g, const Run &run,
 			continue;
 		before += j < run.first;
 		j -= run.first;
-		if (j < run.n)
+		if (j < run.n && RANKS)
+			atomicOr(bits.on + j / 32, 1u << j % 32);
+		else if (j < run.n)
 			mark_key(bits, j);
 	}
 	__syncthreads();
@@ -303,52 +343,95 @@ in_order(const Marks &m, uint32_t i)
 	    spread(x.z >> at) << 2 | spread(x.w >> at) << 3;
 }
 
-/*
- * The bits become rows, from list[base + the sum of `before`] on. A thread
- * takes 32 neighbouring keys, or several such, so the list is ascending (their
- * bits in order take the place of the boundary's); pages are looked up when all
- * winners are known, by all threads at once.
- */
-__device__ inline void
-emit(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
-    const uint32_t *table, uint32_t base, uint32_t before)
+/* This thread's words of 32 neighbouring keys: one, or several such. */
+struct Words {
+	uint32_t first, end;
+};
+
+__device__ inline Words
+my_words(const Run &run)
 {
-	uint32_t row = blockIdx.y, words = (run.n + 31) / 32, n = 0, at;
+	uint32_t words = (run.n + 31) / 32;
 	uint32_t per = (words + THREADS - 1) / THREADS;
 	uint32_t first = min(words, threadIdx.x * per);
-	uint32_t end = min(words, first + per);
-	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
-	uint32_t *list = g.list + (size_t)row * g.list_stride;
+
+	return (Words){ first, min(words, first + per) };
+}
+
+/* m.on: the bits of m.win in the order of keys. */
+__device__ inline void
+order_bits(const Marks &m, const Run &run)
+{
+	Words w = my_words(run);
 
 #pragma unroll 1
-	for (uint32_t i = first; i < end; i++) {
-		uint32_t x = in_order(m, i);
+	for (uint32_t i = w.first; i < w.end; i++)
+		m.on[i] = in_order(m, i);
+}
 
-		m.on[i] = x;
-		n += __popc(x);
-	}
-	/* Both sums are at most DCPG_MAX_K. */
+/* The local keys of m.on's bits, which become zero, to m.won, ascending. How
+ * many, and the sum of `before`: both at most DCPG_MAX_K. */
+__device__ inline uint2
+gather(Shared &s, const Marks &m, const Run &run, uint32_t before)
+{
+	Words w = my_words(run);
+	uint32_t n = 0, at;
+
+#pragma unroll 1
+	for (uint32_t i = w.first; i < w.end; i++)
+		n += __popc(m.on[i]);
 	at = block_sum(n | before << 16, s.scan.warp);
 	if (threadIdx.x == THREADS - 1)
 		s.total[0] = at;
 	at = (at & 0xffff) - n;
 #pragma unroll 1
-	for (uint32_t i = first; i < end; i++)
+	for (uint32_t i = w.first; i < w.end; i++) {
 #pragma unroll 1
 		for (uint32_t b = m.on[i]; b != 0; b &= b - 1)
 			m.won[at++] = run.first + i * 32 + __ffs(b) - 1;
+		m.on[i] = 0;
+	}
 	__syncthreads();
-	n = s.total[0] & 0xffff;
-	base += s.total[0] >> 16;
+	return make_uint2(s.total[0] & 0xffff, s.total[0] >> 16);
+}
+
+/* The first n of m.won as rows, from list[base] on. All threads look up pages at
+ * once. */
+__device__ inline void
+put_rows(const struct dcpg_select &g, const Marks &m, const uint32_t *table,
+    uint32_t base, uint32_t n)
+{
+	uint32_t lg = __ffs(g.page_rows) - 1, low = g.page_rows - 1;
+	uint32_t *list = g.list + (size_t)blockIdx.y * g.list_stride + base;
+
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
 		uint32_t j = m.won[i];
 
-		list[base + i] = table == NULL ? j :
-		    (table[j >> lg] << lg) + (j & low);
+		list[i] = table == NULL ? j : (table[j >> lg] << lg) +
+		    (j & low);
 	}
+}
+
+/* The last block's, of which `all` is where its rows end. */
+__device__ inline void
+put_count(const struct dcpg_select &g, uint32_t all)
+{
 	if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0)
-		g.count[row] = base + n;
+		g.count[blockIdx.y] = all;
+}
+
+/* m.win's winners, behind `base` and the sum of `before`. */
+__device__ inline void
+emit(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
+    const uint32_t *table, uint32_t base, uint32_t before)
+{
+	uint2 n;
+
+	order_bits(m, run);
+	n = gather(s, m, run, before);
+	put_rows(g, m, table, base + n.y, n.x);
+	put_count(g, base + n.y + n.x);
 }
 
 __device__ inline Run
@@ -385,14 +468,13 @@ my_pages(Shared &s, const struct dcpg_select &g, const Run &run)
 	return s.page - first;
 }
 
-/* Winners by their digit before the run. */
+/* Winners by their digit in the first n blocks. */
 __device__ inline uint32_t
-sure_before(const Shared &s)
+sure_of(const Shared &s, uint32_t n)
 {
 	uint32_t lane = threadIdx.x % 32;	/* 0 where there is no block */
 
-	return __reduce_add_sync(~0u, lane < blockIdx.x ? s.tally[lane].sure :
-	    0);
+	return __reduce_add_sync(~0u, lane < n ? s.tally[lane].sure : 0);
 }
 
 /*
@@ -400,7 +482,6 @@ sure_before(const Shared &s)
  * completed. How many keys win before the run, in all and beside those as far
  * as this thread knows.
  */
-template <bool RANKS>
 __device__ inline uint2
 settle(Shared &s, const struct dcpg_select &g, const Marks &bits,
     const Run &run, const Edge &e, uint32_t room, uint32_t &phase)
@@ -410,37 +491,105 @@ settle(Shared &s, const struct dcpg_select &g, const Marks &bits,
 	bool fit;
 
 	tell(s, room);
-	if (RANKS) {	/* all keys are here: what is told comes meanwhile */
-		q = search_offers(s, g);
-		m = (Share){ s.edge, threadIdx.x, THREADS, offers(s, g) };
-		fit = q.need > 0 && m.n <= edges(g.ranks);
-	} else {
-		told(s, phase);
-		if (e.need == e.in_bin)
-			return make_uint2(sure_before(s), 0);
-		q = search_edge(e);
-		fit = !__any_sync(~0u, s.tally[threadIdx.x % 16].edges > room);
-		m = my_share(s, room);
+	told(s, phase);
+	if (e.need == e.in_bin)
+		return make_uint2(sure_of(s, blockIdx.x), 0);
+	q = search_edge(e);
+	fit = !__any_sync(~0u, s.tally[threadIdx.x % 16].edges > room);
+	m = my_share(s, room);
+	if (fit) {
+		narrow(s, m, q, false);
+		return make_uint2(sure_of(s, blockIdx.x), mark<false>(bits, g,
+		    run, m, q.lo));
 	}
-	if (fit && q.lo < q.hi)
-		narrow(s, m, q);
-	if (fit && q.lo >= q.least && q.lo < q.below) {
-		uint32_t before = mark(bits, g, run, m, q.lo);
-
-		if (RANKS)
-			told(s, phase);
-		return make_uint2(sure_before(s), before);
-	}
-	if (RANKS) {	/* and so do all ranks, which know the same offers */
-		q = (Search){ 0, ~0ull, g.k, 0, 0, ~0ull };
-		if (blockIdx.x == 0 && threadIdx.x == THREADS - 1)
-			scores_there(g);
-		told(s, phase);
-		await_scores(g);
-	}
-	if (!RANKS || g.total[blockIdx.y] > g.k)
-		narrow_long(s, g, run, q, phase);
+	narrow_long(s, g, run, q, phase);
 	return make_uint2(mark_long(s, g, bits, run, q.lo, phase), 0);
+}
+
+/* What the ranks offered, to s.edge, and counted there for the search. */
+__device__ inline Search
+take_offers(Shared &s, const struct dcpg_select &g, uint64_t early,
+    uint32_t &all)
+{
+	constexpr uint32_t U = 4;	/* under way at once */
+	uint32_t t = threadIdx.x;
+	Search q;
+
+	take_windows(s, g, early);
+	q = search_offers(s, g);
+	step_begin(q);
+	all = offers(s, g);
+#pragma unroll 1
+	for (uint32_t i0 = t; i0 < all; i0 += U * THREADS) {
+		uint64_t v[U];
+		uint32_t r;
+
+#pragma unroll
+		for (uint32_t u = 0; u < U; u++)
+			if (i0 + u * THREADS < all)
+				v[u] = peer_get(offer_at(s, g, i0 + u *
+				    THREADS, r));
+#pragma unroll
+		for (uint32_t u = 0; u < U; u++) {
+			uint32_t i = i0 + u * THREADS;
+
+			if (i >= all)
+				break;
+			if (v[u] == DCPG_NO_OFFER)
+				v[u] = await_offer(s, g, i);
+			if (i < edges(g.ranks))
+				s.edge[i] = v[u];
+			count_offer(s, q, v[u]);
+		}
+	}
+	__syncthreads();
+	return q;
+}
+
+/*
+ * Behind the block's own offers. What wins by itself is listed first, while
+ * those of others are on their way, so the list is not ascending: behind it
+ * stand the winners among the offers.
+ */
+__device__ inline void
+settle_ranks(Shared &s, const struct dcpg_select &g, const Marks &bits,
+    const Run &run, const uint32_t *table, uint64_t early)
+{
+	uint32_t phase = 0, before, all;
+	Search q;
+	uint2 n;
+
+	__syncthreads();
+	tell(s, 0);
+	order_bits(bits, run);
+	n = gather(s, bits, run, 0);
+	told(s, phase);
+	put_rows(g, bits, table, sure_of(s, blockIdx.x), n.x);
+	q = take_offers(s, g, early, all);
+	tell_taken(s);
+	if (q.need > 0) {
+		Share m = { s.edge, threadIdx.x, THREADS, all };
+
+		if (q.lo < q.hi)
+			narrow(s, m, q, true);
+		if (q.lo >= q.least && q.lo < q.below) {
+			before = mark<true>(bits, g, run, m, q.lo);
+			n = gather(s, bits, run, before);
+			n.y += sure_of(s, gridDim.x);
+			put_rows(g, bits, table, n.y, n.x);
+			put_count(g, n.y + n.x);
+			return;
+		}
+	}
+	/* All anew. All ranks come here, since they know the same offers. */
+	q = (Search){ 0, ~0ull, g.k, 0, 0, ~0ull };
+	if (blockIdx.x == 0 && threadIdx.x == THREADS - 1)
+		scores_there(g);
+	await_scores(g);
+	if (g.total[blockIdx.y] > g.k)
+		narrow_long(s, g, run, q, phase);
+	before = mark_long(s, g, bits, run, q.lo, phase);
+	emit(s, g, bits, run, table, before, 0);
 }
 
 enum { OFFER = 1, TAKE = 2 };	/* what a launch does, of D > 1 ranks */
@@ -470,8 +619,9 @@ select_row(const struct dcpg_select &g, const Steps &to)
 	if (threadIdx.x < 16)
 		s.tally[threadIdx.x] = { 0, 0 };
 	if (threadIdx.x == 0) {
-		s.offered = s.listed = 0;
+		s.offered = s.listed = s.few = 0;
 		mbar_init(smem_addr(&s.meet), gridDim.x);
+		mbar_init(smem_addr(&s.taken), gridDim.x);
 	}
 	/* All is cleared and set up, everywhere. */
 	asm volatile("barrier.cluster.arrive.release.aligned;\n"
@@ -487,32 +637,37 @@ select_row(const struct dcpg_select &g, const Steps &to)
 		load_four(v[u], run, u * STEP + threadIdx.x * 4);
 	if (!RANKS) {
 		e = first_edge(s.scan, my_bins(hist), g.k);
-		split<ASIDE>(s, m, run, e, v, room);
+		split<ASIDE ? PARTED : MARKED>(s, g, m, run, e, v, room);
 		__syncthreads();
 		if (!ASIDE)
 			collect(s, m, run, room);
+		before = settle(s, g, m, run, e, room, phase);
+		emit(s, g, m, run, table, before.x, before.y);
 	} else {
 		uint64_t word = find_window(s.scan, hist, g.len[row], to.few,
 		    to.many);
 		Window w = window_of(word);
+		bool put = (to.what & OFFER) != 0 && w.n <= g.cap;
+		uint32_t n, list = smem_addr(s.edge) + threadIdx.x / 32 *
+		    LISTED * 8;
 		uint64_t early;
 
 		if (to.what & OFFER)
 			send_window(g, word);
 		e = (Edge){ 0, 1, w.lo, w.hi };
-		split<false>(s, m, run, e, v, room);
+		n = split<ASIDE ? OFFERED : MARKED>(s, g, m, run, e, v, room);
 		early = to.what & TAKE ? look_at_window(g) : 0;
-		offer(s, g, m, run, (to.what & OFFER) != 0 && w.n <= g.cap);
+		if (!ASIDE)
+			n = list_marked(s, g, m, run, put, list);
+		push_offers(s, g, list, put ? n : 0);
 		if ((to.what & TAKE) == 0) {	/* who counts is still there */
 			cluster_sync();
 			return;
 		}
-		take_offers(s, g, early);
-	}
-	before = settle<RANKS>(s, g, m, run, e, room, phase);
-	emit(s, g, m, run, table, before.x, before.y);
-	if (RANKS)
+		settle_ranks(s, g, m, run, table, early);
+		mbar_wait(smem_addr(&s.taken), 0);
 		offers_done(s, g);
+	}
 	/* All blocks have read the histogram: they have met. */
 	if (g.clear != NULL)
 #pragma unroll 1
@@ -531,11 +686,12 @@ select_kernel(const __grid_constant__ struct dcpg_select g,
 	select_row<false, ASIDE>(g, to);
 }
 
+template <bool ASIDE>
 __global__ void __maxnreg__(56)
 select_ranks_kernel(const __grid_constant__ struct dcpg_select g,
     const __grid_constant__ Steps to)
 {
-	select_row<true, false>(g, to);
+	select_row<true, ASIDE>(g, to);
 }
 
 bool
@@ -555,7 +711,7 @@ valid(const struct dcpg_select *a)
 	    power_of_2(a->page_rows) && a->page_rows <= 64 &&
 	    power_of_2(a->ranks) && a->rank < a->ranks && (a->ranks == 1 ||
 	    (a->total != NULL && a->ranks <= DCPK_MAX_RANKS &&
-	    a->cap <= 2 * edges(a->ranks)));
+	    a->cap <= edges(a->ranks)));
 }
 
 /*
@@ -603,7 +759,7 @@ select_init(void)
 	bool ok = true;
 
 	for (auto k : { select_kernel<false>, select_kernel<true>,
-	    select_ranks_kernel })
+	    select_ranks_kernel<false>, select_ranks_kernel<true> })
 		ok = ok && cudaFuncSetAttribute(k,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize,
 		    sizeof(Shared) + edges(2) * 8 + RUN / 4 + DCPG_MAX_K * 4)
@@ -625,16 +781,20 @@ launch(const struct dcpg_select *a, uint32_t what, void *stream)
 	cudaLaunchAttribute at[2];
 	cudaLaunchConfig_t cfg = {};
 	uint32_t blocks, share, more;
-	auto kernel = select_ranks_kernel;
+	auto kernel = select_kernel<false>;
 	Steps to = { what, 0, 0 };
+	bool aside;
 
 	if (!valid(a))
 		return -EINVAL;
 	blocks = choose_blocks(a);
-	if (a->ranks == 1)
-		kernel = a->max_len <= blocks * DEEP * STEP ?
-		    select_kernel<true> : select_kernel<false>;
-	if (a->ranks > 1) {
+	aside = a->max_len <= blocks * DEEP * STEP;
+	if (a->ranks == 1) {
+		if (aside)
+			kernel = select_kernel<true>;
+	} else {
+		kernel = aside ? select_ranks_kernel<true> :
+		    select_ranks_kernel<false>;
 		share = a->k / a->ranks;
 		more = (uint32_t)ceil(6 * sqrt((double)a->k / a->ranks *
 		    (1 - 1.0 / a->ranks))) + 1;

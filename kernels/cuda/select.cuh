@@ -43,7 +43,9 @@ struct Shared {
 	uint32_t page[PAGES];
 	uint32_t offered;	/* first block: keys of the row, up to now */
 	uint32_t listed;	/* .. of the block's, in s.edge */
+	uint32_t few;		/* the last keys of a search */
 	uint64_t meet;
+	uint64_t taken;		/* all blocks have all offers */
 	Scan scan;
 	alignas(16) uint64_t edge[];	/* a part for every block's, EDGES in
 				   all; behind them the bits */
@@ -66,7 +68,8 @@ struct Run {
  * A bit for every key of the run, of those that win and of those at the
  * boundary; behind them the local keys of the winners. A warp takes four
  * neighbours a lane and votes on the first of all lanes, the second, ..: key j
- * has bit j % 128 / 4 of word j / 128 * 4 + j % 4.
+ * has bit j % 128 / 4 of word j / 128 * 4 + j % 4. (In the end those of `on` are
+ * winners, too, in the order of their keys.)
  */
 struct Marks {
 	uint32_t *win, *on, *won;
@@ -205,12 +208,41 @@ put_edges(Shared &s, const float (&v)[4], uint32_t mask, uint32_t pos,
 	}
 }
 
-/* Words of the warp's keys from i on, of which a lane has four. Those of the
- * boundary are put aside at once, or get words as well. How many win. */
-template <bool ASIDE>
+/* What becomes of boundary keys: they get words of bits, too; go to the block's
+ * part of s.edge; or, over ranks, to the warp's, of LISTED keys. */
+enum { MARKED, PARTED, OFFERED };
+
+constexpr uint32_t LISTED = DEEP * GROUP;
+static_assert(WARPS * LISTED <= 4096, "edges() of several ranks");
+
+/* A warp's boundary keys, of which b tells, behind the `n` that it has. */
+__device__ inline void
+list_offers(Shared &s, const struct dcpg_select &g, const float (&v)[4],
+    const uint32_t (&b)[4], uint32_t pos, uint32_t &n)
+{
+	uint32_t lane = threadIdx.x % 32, before = (1u << lane) - 1;
+	uint64_t *list = s.edge + threadIdx.x / 32 * LISTED;
+	uint32_t at = n;
+
+#pragma unroll
+	for (uint32_t t = 0; t < 4; t++) {
+		at += __popc(b[t] & before);
+		n += __popc(b[t]);
+	}
+#pragma unroll
+	for (uint32_t t = 0; t < 4; t++)
+		if (b[t] >> lane & 1)
+			list[at++] = composite(score_key(v[t]), (pos + t) *
+			    g.ranks + g.rank);
+}
+
+/* Words of the warp's keys from i on, of which a lane has four; `listed`: see
+ * list_offers(). How many win. */
+template <int BOUNDARY>
 __device__ inline uint32_t
-split_group(Shared &s, const Marks &m, const Run &run, const Cut &c,
-    const float (&v)[4], uint32_t i, uint32_t room)
+split_group(Shared &s, const struct dcpg_select &g, const Marks &m,
+    const Run &run, const Cut &c, const float (&v)[4], uint32_t i,
+    uint32_t room, uint32_t &listed)
 {
 	uint32_t lane = threadIdx.x % 32, w[4], b[4];
 
@@ -230,10 +262,14 @@ split_group(Shared &s, const Marks &m, const Run &run, const Cut &c,
 		}
 	if (lane == 0)
 		*(uint4 *)(m.win + i / 32) = make_uint4(w[0], w[1], w[2], w[3]);
-	if (!ASIDE) {
+	if (BOUNDARY == MARKED) {
 		if (lane == 0)
 			*(uint4 *)(m.on + i / 32) = make_uint4(b[0], b[1],
 			    b[2], b[3]);
+	} else if (BOUNDARY == OFFERED) {
+		if ((b[0] | b[1] | b[2] | b[3]) != 0)
+			list_offers(s, g, v, b, run.first + i + lane * 4,
+			    listed);
 	} else if ((b[0] | b[1] | b[2] | b[3]) >> lane & 1) {
 		uint32_t mask = 0;
 
@@ -246,29 +282,36 @@ split_group(Shared &s, const Marks &m, const Run &run, const Cut &c,
 }
 
 /* Of the run; v: its first loads. Each is begun as soon as its place is free.
- * ASIDE: winners are counted, too. */
-template <bool ASIDE>
-__device__ inline void
-split(Shared &s, const Marks &m, const Run &run, const Edge &e,
-    float (&v)[DEEP][4], uint32_t room)
+ * Not MARKED: winners are counted, too. How many keys the warp has listed. */
+template <int BOUNDARY>
+__device__ inline uint32_t
+split(Shared &s, const struct dcpg_select &g, const Marks &m, const Run &run,
+    const Edge &e, float (&v)[DEEP][4], uint32_t room)
 {
-	uint32_t lane = threadIdx.x % 32, sure = 0;
+	constexpr bool MORE = BOUNDARY == MARKED;	/* than were loaded */
+	uint32_t lane = threadIdx.x % 32, sure = 0, listed = 0;
+	uint32_t i = threadIdx.x / 32 * GROUP;
 	Cut c = cut_at(e);
 
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x / 32 * GROUP; i < run.n; i += DEEP * STEP)
+	do {
 #pragma unroll
 		for (uint32_t u = 0; u < DEEP; u++) {
 			uint32_t at = i + u * STEP;
 
 			if (at >= run.n)
 				break;
-			sure += split_group<ASIDE>(s, m, run, c, v[u], at,
-			    room);
-			load_four(v[u], run, at + DEEP * STEP + lane * 4);
+			sure += split_group<BOUNDARY>(s, g, m, run, c, v[u],
+			    at, room, listed);
+			if (MORE)
+				load_four(v[u], run, at + DEEP * STEP +
+				    lane * 4);
 		}
-	if (ASIDE && lane == 0 && sure != 0)
+		i += DEEP * STEP;
+	} while (MORE && i < run.n);
+	if (BOUNDARY != MARKED && lane == 0 && sure != 0)
 		atomicAdd(&s.tally[blockIdx.x].sure, sure);
+	return listed;
 }
 
 /* Counts the winners, and puts the boundary's keys into the block's part of
@@ -333,6 +376,15 @@ tell(Shared &s, uint32_t room)
 			    __uint_as_float((uint32_t)(*c >> 32)),
 			    cluster_map(bar, r));
 	}
+}
+
+/* The same at the end: this block has all offers. Nothing is ordered by it but
+ * that the others write there later. */
+__device__ inline void
+tell_taken(Shared &s)
+{
+	if (threadIdx.x < gridDim.x)
+		cluster_tell(cluster_map(smem_addr(&s.taken), threadIdx.x));
 }
 
 /* What the others found is here. */

@@ -579,13 +579,19 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	std::vector<std::vector<uint32_t>> want(rows);
 	bool ok = true, spill = false;
 
+	std::vector<uint32_t> index(rows * pages);	/* of a page in table */
+
+	for (uint32_t i = 0; i < rows * pages; i++)
+		table.push_back(i);
+	for (uint32_t i = rows * pages; i-- > 0; ) {
+		std::swap(table[i], table[g.below(i + 1)]);
+		index[table[i]] = i;
+	}
 	for (uint32_t r = 0; r < rows; r++) {
 		uint32_t n = r == 0 ? L : 1 + g.below(L);
 
 		lens[r] = n;
 		at.push_back(r * pages);
-		for (uint32_t i = 0; i < pages; i++)
-			table.push_back(g.below(1000) * 2 + i % 2);
 		for (uint32_t i = 0; i < n; i++)
 			s[r].push_back(make_score(kind, i, g));
 		std::vector<uint32_t> order(n);
@@ -714,15 +720,27 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		std::vector<uint32_t> hl = lists[d]->get();
 		std::vector<uint32_t> hc = counts[d]->get();
 		for (uint32_t r = 0; r < rows; r++) {
-			std::vector<uint32_t> mine;
+			std::vector<uint32_t> mine, got;
+			uint32_t falls = 0;
 
 			for (uint32_t p : want[r])
 				if (p % D == d)
-					mine.push_back(table[r * pages +
-					    p / 64] * P + p % 64 / D);
+					mine.push_back(p / D);
 			ok &= hc[r] == mine.size();
-			for (uint32_t i = 0; i < mine.size() && ok; i++)
-				ok &= hl[(size_t)r * k + i] == mine[i];
+			for (uint32_t i = 0; i < mine.size() && ok; i++) {
+				uint32_t x = hl[(size_t)r * k + i];
+
+				ok &= x / P < index.size();
+				if (!ok)
+					break;
+				got.push_back((index[x / P] - r * pages) * P +
+				    x % P);
+				falls += i > 0 && got[i] < got[i - 1];
+			}
+			/* over ranks two ascending parts */
+			ok &= falls <= (D > 1);
+			std::sort(got.begin(), got.end());
+			ok &= got == mine;
 		}
 		for (uint32_t n : hists[d]->get())
 			ok &= n == 0;
