@@ -34,11 +34,14 @@ build tests/gpu/experts_bench.cu
 build tests/gpu/rows_test.cu
 build tests/gpu/value_test.cu
 build tests/gpu/query_test.cu
+build tests/gpu/words_test.cu
+build kernels/cuda/norm.cu	# of the backend: words_test has what it calls
 build tests/gpu/peer_test.cu
 build tests/gpu/fault.cu
 $nvcc $flags -shared $objs -o "$out/libdcpg.so"
 $nvcc $flags "$out/kernel_test.o" "$out/experts_test.o" "$out/rows_test.o" \
-	"$out/value_test.o" "$out/query_test.o" $objs -o "$out/kernel_test"
+	"$out/value_test.o" "$out/query_test.o" "$out/words_test.o" \
+	"$out/norm.o" $objs -o "$out/kernel_test"
 $nvcc $flags "$out/kernel_bench.o" "$out/experts_bench.o" $objs \
 	-o "$out/kernel_bench"
 $nvcc $flags "$out/peer_test.o" "$out/peer.o" "$out/query.o" \

@@ -54,6 +54,7 @@ void int4_tests(void);
 void rows_tests(void);		/* rows_test.cu */
 void value_tests(void);		/* value_test.cu */
 void query_tests(void);		/* query_test.cu */
+void words_tests(void);		/* words_test.cu */
 
 /* kernel_bench.cu: median over replays of one graph, us per launch */
 double replay(int launches, const std::function<void(int, cudaStream_t)> &one);

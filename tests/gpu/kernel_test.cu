@@ -6,7 +6,7 @@
  *
  * kernel_test [SEED [short] [PART]]: exit 0 when every case holds. `short` runs
  * few and small cases, for compute-sanitizer; PART is attend, index, rows,
- * experts, int4, value or query.
+ * experts, int4, value, query or words.
  */
 #include "kernels/cuda/dcpg.h"
 #include "tests/gpu/gpu_test.h"
@@ -896,6 +896,7 @@ main(int argc, char **argv)
 	part("int4", wanted, int4_tests);
 	part("value", wanted, value_tests);
 	part("query", wanted, query_tests);
+	part("words", wanted, words_tests);
 	printf("kernel_test: %d cases, %d failed (seed %llu)\n", cases,
 	    failures, (unsigned long long)seed);
 	return failures ? 1 : 0;

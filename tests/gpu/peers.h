@@ -11,6 +11,9 @@
 #include "kernels/cuda/peer.cuh"
 #include "tests/gpu/gpu_test.h"
 
+/* Of a wait for a peer that does not come, ns. */
+static const uint64_t AWAY_NS = 20000000;
+
 /* Held by whoever uses the GPU in this part: alone by those that meet. */
 inline std::shared_mutex gpu;
 
@@ -30,6 +33,13 @@ struct Peers {
 		for (cudaStream_t &st : stream)
 			CHECK(cudaStreamCreateWithFlags(&st,
 			    cudaStreamNonBlocking));
+	}
+	Peers(const Peers &) = delete;
+	~Peers()
+	{
+		for (cudaStream_t st : stream)
+			CHECK(cudaStreamDestroy(st));
+		CHECK(cudaFreeHost(stuck));
 	}
 	struct dcpg_peer
 	of(uint32_t d, uint64_t limit_ns = 2000000000) const
@@ -64,6 +74,13 @@ struct Peers {
 			any |= stuck[i].set != 0;
 		return any;
 	}
+	/* Rank d has lost this one, in the first meeting. */
+	bool
+	gave_up(uint32_t d, uint32_t who) const
+	{
+		return stuck[d].set == 1 && stuck[d].peer == who &&
+		    stuck[d].meeting == 1;
+	}
 };
 
 static __global__ void
@@ -82,6 +99,28 @@ delay(cudaStream_t st, uint32_t ns)
 {
 	delay_kernel<<<1, 1, 0, st>>>(ns);
 	CHECK(cudaGetLastError());
+}
+
+/* Whether what is enqueued on a stream, several kernels that wait for one that
+ * is away, takes the time of one wait. */
+template <class F>
+bool
+waits_once(cudaStream_t st, F enqueue)
+{
+	cudaEvent_t t0, t1;
+	float ms;
+
+	CHECK(cudaEventCreate(&t0));
+	CHECK(cudaEventCreate(&t1));
+	CHECK(cudaDeviceSynchronize());
+	CHECK(cudaEventRecord(t0, st));
+	enqueue();
+	CHECK(cudaEventRecord(t1, st));
+	CHECK(cudaDeviceSynchronize());
+	CHECK(cudaEventElapsedTime(&ms, t0, t1));
+	CHECK(cudaEventDestroy(t0));
+	CHECK(cudaEventDestroy(t1));
+	return ms > AWAY_NS * 0.9e-6 && ms < AWAY_NS * 3e-6;
 }
 
 #endif

@@ -2,6 +2,7 @@
  * kernel_test's part value: dcpg_value against float64 on the CPU, its codes
  * against what its own bf16 make, to the bit; and where attention sends it what
  * it needs while it waits, to the bit against the two one after the other.
+ * Attention whose queries do not come.
  */
 #include <memory>
 
@@ -202,16 +203,32 @@ struct Sent {
 			p = g.below(4) == 0 ? 0 : g.below(KEYS + 1);
 		count.put(n);
 		work.poison();	/* ones, as they must be */
+		a.q = q.d;
+		a.pool = pool.d;
+		a.list = list.d;
+		a.count = count.d;
+		a.to = to.d;
+		a.work = work.d;
+		a.parts = D;
+		a.rows = rows;
+		a.heads = D * heads;
+		a.list_stride = a.max_count = KEYS;
+		a.kv = fp8 ? DCPK_KV_FP8 : DCPK_KV_BF16;
+		a.scale = 0.05f;
+		a.splits = 2;	/* of all ranks there is room at once */
+		a.team = 1;
 	}
 	static const uint32_t KEYS = 200;
 };
 
+/* The group is D of the world's ranks, from `first` on. */
 static void
-sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
+sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint32_t first,
+    uint32_t world, uint64_t salt)
 {
 	std::unique_lock<std::shared_mutex> alone(gpu);
 	Rng g(seed * 15485863 + salt);
-	Peers peers(D);
+	Peers peers(world);
 	std::vector<std::unique_ptr<Sent>> r;
 	std::vector<std::vector<uint16_t>> want;
 	std::vector<uint16_t> q((size_t)rows * D * heads * 576);
@@ -237,28 +254,14 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 	for (uint32_t d = 0; d < D; d++) {
 		struct dcpg_attend &a = r[d]->a;
 		struct dcpg_value &v = r[d]->v;
-		struct dcpg_peer p = peers.of(d);
+		struct dcpg_peer p = peers.of(first + d);
 		std::vector<struct dcpg_part> to;
 
 		for (uint32_t e = 0; e < D; e++)
 			to.push_back({ r[e]->po.d, r[e]->lse.d,
-			    dcpg::peer_arrivals(p, e, d) });
+			    dcpg::peer_arrivals(p, first + e, first + d) });
 		r[d]->to.put(to);
-		a.q = r[d]->q.d;
-		a.pool = r[d]->pool.d;
-		a.list = r[d]->list.d;
-		a.count = r[d]->count.d;
-		a.to = r[d]->to.d;
-		a.work = r[d]->work.d;
-		a.parts = D;
 		a.self = d;
-		a.rows = rows;
-		a.heads = D * heads;
-		a.list_stride = a.max_count = Sent::KEYS;
-		a.kv = fp8 ? DCPK_KV_FP8 : DCPK_KV_BF16;
-		a.scale = 0.05f;
-		a.splits = 2;	/* of all ranks there is room at once */
-		a.team = 1;
 		v.w = dw.d;
 		v.y = r[d]->y.d;
 		v.rows = rows;
@@ -296,8 +299,9 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 		for (uint32_t d = 0; d < D; d++) {
 			struct dcpg_attend a = r[d]->a;
 			struct dcpg_value v = r[d]->v;
+			cudaStream_t st = peers.stream[first + d];
 
-			delay(peers.stream[d], g.below(3) * 20000);
+			delay(st, g.below(3) * 20000);
 			/* poison is ones: their words tell, or arrivals */
 			v.ones = n % 2 == 1;
 			a.arrive = !v.ones;
@@ -305,11 +309,13 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 				v.arrivals = dcpg_attend_arrivals(&a);
 			v.clear = r[d]->next.d;
 			v.clear_lse = r[d]->next_lse.d;
-			v.peer = peers.of(d);
+			v.peer = peers.of(first + d);
+			v.first = first;
 			a.q_ones = v.ones;
 			a.peer = v.peer;
-			CALL(dcpg_attend(&a, peers.stream[d]));
-			CALL(dcpg_value(&v, peers.stream[d]));
+			a.first = first;
+			CALL(dcpg_attend(&a, st));
+			CALL(dcpg_value(&v, st));
 		}
 		CHECK(cudaDeviceSynchronize());
 		for (uint32_t d = 0; d < D; d++) {
@@ -326,7 +332,59 @@ sent_case(uint32_t rows, uint32_t heads, uint32_t D, bool fp8, uint64_t salt)
 	CHECK(cudaFreeHost(hq));
 	char what[100];
 	snprintf(what, sizeof what, "value of what is sent, %s rows=%u "
-	    "heads=%u D=%u", fp8 ? "fp8" : "bf16", rows, heads, D);
+	    "heads=%u D=%u from rank %u of %u", fp8 ? "fp8" : "bf16", rows,
+	    heads, D, first, world);
+	verdict(ok, what);
+}
+
+/* Attention whose third owner's queries do not come, of four that begin at rank
+ * 4: it ends, names rank 6, and no word of its outputs is ones. */
+static void
+q_away_case(bool fp8, uint32_t splits, uint64_t salt)
+{
+	enum { ROWS = 2, HEADS = 8, D = 4, FIRST = 4, AWAY = 2, SELF = 5 };
+	std::unique_lock<std::shared_mutex> alone(gpu);
+	Rng g(seed * 32452867 + salt);
+	Peers peers(8);
+	Sent r(ROWS, HEADS, D, fp8, g);
+	std::vector<uint16_t> q(r.q.n), po;
+	std::vector<struct dcpg_part> to;
+	size_t one = ROWS * HEADS;	/* each owner's, behind each other */
+	bool ok;
+
+	for (size_t i = 0; i < q.size(); i++)
+		q[i] = i / (HEADS * 576) % D == AWAY ? 0xffff :
+		    to_bf16(g.normal());
+	r.q.put(q);
+	for (uint32_t e = 0; e < D; e++)
+		to.push_back({ r.po.d + e * one * 512, r.lse.d + e * one,
+		    NULL });
+	r.to.put(to);
+	r.a.splits = splits;
+	CALL(dcpg_attend(&r.a, STREAM));
+	CHECK(cudaDeviceSynchronize());
+	r.po.poison();
+	r.lse.poison();
+	r.a.q_ones = true;
+	r.a.first = FIRST;
+	r.a.peer = peers.of(SELF, AWAY_NS);
+	ok = waits_once(peers.stream[SELF], [&] {
+		for (int n = 0; n < 5; n++)
+			CALL(dcpg_attend(&r.a, peers.stream[SELF]));
+	});
+	ok &= peers.gave_up(SELF, FIRST + AWAY);
+	po = r.po.get();
+	for (size_t i = 0; i < po.size(); i += 2)
+		ok &= (po[i] & po[i + 1]) != 0xffff;
+	for (float x : r.lse.get()) {
+		uint32_t word;
+
+		memcpy(&word, &x, 4);
+		ok &= word != ~0u;
+	}
+	char what[100];
+	snprintf(what, sizeof what, "attend %s splits=%u whose queries stay "
+	    "away", fp8 ? "fp8" : "bf16", splits);
 	verdict(ok, what);
 }
 
@@ -353,10 +411,21 @@ value_tests(void)
 		CASE(value_case(5, 1, DCPK_MAX_RANKS, 128, salt));
 		CASE(value_case(33, 1, 17, 128, salt));
 		for (bool fp8 : { false, true }) {
-			CASE(sent_case(2, 16, 2, fp8, salt));
-			CASE(sent_case(1, 64, 2, fp8, salt));
+			CASE(sent_case(2, 16, 2, fp8, 0, 2, salt));
+			CASE(sent_case(1, 64, 2, fp8, 0, 2, salt));
+			CASE(sent_case(9, 16, 2, fp8, 0, 2, salt));
+			CASE(sent_case(33, 16, 2, fp8, 0, 2, salt));
 			/* blocks of several owners */
-			CASE(sent_case(2, 4, 4, fp8, salt));
+			CASE(sent_case(2, 4, 4, fp8, 0, 4, salt));
+			CASE(sent_case(33, 4, 4, fp8, 0, 4, salt));
+			CASE(sent_case(3, 4, 8, fp8, 0, 8, salt));
+			CASE(sent_case(9, 4, 8, fp8, 0, 8, salt));
+			/* groups that do not begin at rank 0 */
+			CASE(sent_case(9, 4, 4, fp8, 4, 8, salt));
+			CASE(sent_case(3, 8, 2, fp8, 5, 8, salt));
 		}
+		for (bool fp8 : { false, true })
+			for (uint32_t splits : { 1u, 2u })
+				CASE(q_away_case(fp8, splits, salt));
 	}
 }
