@@ -15,7 +15,8 @@ EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	tests/gpu/peer_test.cu tests/gpu/fault.cu tests/gpu/module_check.py \
 	tests/gpu/price.py tests/gpu/prefill.py tests/gpu/failstop.py \
 	tests/gpu/where.py tests/gpu/rows_test.cu \
-	tests/gpu/value_test.cu tests/gpu/query_test.cu tests/gpu/queries.h \
+	tests/gpu/value_test.cu tests/gpu/words_test.cu \
+	tests/gpu/query_test.cu tests/gpu/queries.h \
 	tests/gpu/trace.cc tests/gpu/stage.py tests/gpu/agents.py \
 	tests/gpu/memory.py tests/gpu/nopeer.py tests/lib/structs.py \
 	tests/gpu/README tests/integration/test_structs.py

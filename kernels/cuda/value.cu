@@ -262,11 +262,13 @@ normalise(const struct dcpg_value &g, const Place &p, uint32_t i0,
 #pragma unroll 1
 	for (uint32_t e = 0; e < g.ranks; e += E) {
 		uint64_t t0 = 0;
+		uint32_t lost;
 
-		do
+		do {
 			load_lse<E, R>(g, p, e, i0, l);
-		while (g.ones && missing(l) < E && peer_patience(g.peer,
-		    g.first + e, t0));
+			lost = missing(l);
+		} while (g.ones && lost < E && peer_patience(g.peer,
+		    g.first + e + lost, t0));
 		tidy<E, R>(l);
 		largest<E, R>(l, top);
 	}

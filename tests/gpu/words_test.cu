@@ -568,6 +568,6 @@ words_tests(void)
 		CASE(value_away_case(2, 0, 2, 1, of, salt));
 		CASE(value_away_case(4, 4, 8, 2, of, salt));
 		CASE(value_away_case(8, 8, 16, 5, of, salt));
-		CASE(value_away_case(12, 3, 16, 8, of, salt));
+		CASE(value_away_case(12, 3, 16, 10, of, salt));
 	}
 }
