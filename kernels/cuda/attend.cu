@@ -126,6 +126,8 @@ attend_kernel(const Args g)
 	Place p = { threadIdx.x / 128, threadIdx.x / 32 % 4, lane, lane / 4,
 	    lane % 4 };
 
+	if (threadIdx.x >= S::computing)
+		fetch_list<S>(g);
 	if (threadIdx.x == 0) {
 		for (int i = 0; i < S::stages; i++) {
 			mbar_init(smem + S::bar_off + i * 8, 1);

@@ -172,6 +172,25 @@ struct Team {
 	}
 };
 
+/* The gathering warps, while the kernel before still runs: the part of the list,
+ * as long as is expected, and its count into the L2. A list that layers share
+ * was written many weights ago. */
+template <class S>
+__device__ inline void
+fetch_list(const Args &a)
+{
+	constexpr uint32_t LINE = 128 / sizeof(uint32_t);
+	const uint32_t *list = a.list + (size_t)blockIdx.z * a.list_stride;
+	Part part = my_part(min(a.expected, a.max_count));
+	uint32_t i = threadIdx.x - S::computing;
+	uint32_t at = part.first / LINE * LINE + i * LINE;
+
+	if (i == 127)
+		prefetch_l2(a.count + blockIdx.z);
+	else if (at < part.first + part.n)
+		prefetch_l2(list + at);
+}
+
 /* How many rows of a stage are there when n keys are left: copies of the last
  * key, finite values, fill it up, and p = 0 takes them out again. */
 __device__ inline uint32_t

@@ -150,7 +150,7 @@ fetch_next(const norm_args &a)
 	    128;
 
 	for (; at < a.next_bytes; at += step)
-		asm volatile("prefetch.global.L2 [%0];" :: "l"(a.next + at));
+		dcpg::prefetch_l2(a.next + at);
 }
 
 /* Over the cluster; every thread gets it. */

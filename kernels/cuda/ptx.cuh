@@ -207,6 +207,13 @@ bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 	    :: "r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 
+/* The line of 128 bytes at p into the L2. */
+__device__ inline void
+prefetch_l2(const void *p)
+{
+	asm volatile("prefetch.global.L2 [%0];" :: "l"(p) : "memory");
+}
+
 /* Of what is not read again soon: first to leave the L2. */
 __device__ inline uint64_t
 policy_once(void)
