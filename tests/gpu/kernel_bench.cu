@@ -140,15 +140,24 @@ struct Bed {
 	}
 };
 
+/* even: every row has `keys`; else a rank's share of twice as many, of which
+ * each is one of two ranks'. */
 static double
 time_attend(Bed &b, uint32_t heads, uint32_t keys, uint32_t rows,
-    uint32_t shape, uint32_t splits, uint32_t team)
+    uint32_t shape, uint32_t splits, uint32_t team, bool even = true)
 {
 	size_t bytes = (size_t)rows * keys * (b.bf16 ? 1152 : 656);
 	int sets = (int)std::min<size_t>(512, 160000000 / bytes + 4);
 	struct dcpg_attend a = {};
 
-	b.count.put(std::vector<uint32_t>(128, keys));
+	std::vector<uint32_t> count(128, keys);
+	uint32_t most = even ? keys : 2 * keys;
+	Rng g(keys + rows);
+
+	for (uint32_t &n : count)
+		for (uint32_t i = n = even ? keys : 0; i < most; i++)
+			n += g.below(2);
+	b.count.put(count);
 	a.q = b.q.d;
 	a.pool = b.pool.d;
 	a.count = b.count.d;
@@ -157,14 +166,15 @@ time_attend(Bed &b, uint32_t heads, uint32_t keys, uint32_t rows,
 	a.work = b.work.d;
 	a.rows = rows;
 	a.heads = heads;
-	a.list_stride = a.max_count = keys;
+	a.list_stride = a.max_count = most;
+	a.expected = keys;
 	a.kv = b.bf16 ? DCPK_KV_BF16 : DCPK_KV_FP8;
 	a.scale = 0.1352337f;
 	a.shape = shape;
 	a.splits = splits;
 	a.team = team;
 	return replay(sets, [&](int i, cudaStream_t s) {
-		a.list = b.list.d + (size_t)i * rows * keys;
+		a.list = b.list.d + (size_t)i * rows * most;
 		CALL(dcpg_attend(&a, s));
 	});
 }
@@ -196,6 +206,19 @@ static const struct {
 	{ 8, 2048, { 0 } }, { 8, 256, { 0 } },
 };
 static const uint32_t batches[5] = { 1, 8, 32, 64, 128 };
+
+/* Lists as they are of two ranks: counts differ from row to row. */
+static void
+bench_shares(Bed &bed)
+{
+	printf("attention, a rank's share of 2048 keys, 1024 +- 23, us; beside "
+	    "it 1024 of every row\n");
+	for (uint32_t heads : { 128u, 64u })
+		for (uint32_t rows : { 1u, 8u, 32u, 64u })
+			printf("H=%-3u share b=%-3u %7.2f %7.2f\n", heads, rows,
+			    time_attend(bed, heads, 1024, rows, 0, 0, 0, false),
+			    time_attend(bed, heads, 1024, rows, 0, 0, 0));
+}
 
 static void
 bench_attend(bool bf16, bool sweep)
@@ -247,6 +270,8 @@ bench_attend(bool bf16, bool sweep)
 			printf("\n");
 			fflush(stdout);
 		}
+	if (!sweep)
+		bench_shares(bed);
 }
 
 /* --- indexer ------------------------------------------------------------- */

@@ -356,6 +356,18 @@ attend_tests(void)
 			}
 		if (brief)
 			continue;
+		/* keys beyond whole rounds of 128, up to a stage and more */
+		for (uint32_t x = 0; b == 0 && x < 6; x++) {
+			double grow[] = { 1, 1000, 1e-3 };
+			AttendCase c = { false, 64, 16, 577, 0, 1, x % 2 + 1,
+			    true, { 129, 130, 159, 160, 161, 191, 192, 193, 257,
+			    289, 320, 321, 385, 448, 449, 577 }, grow[x / 2] };
+
+			for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
+				if (sh.heads == 32)
+					c.shape = i + 1;
+			CASE(attend_case(c, salt));
+		}
 		for (uint32_t h = 8; h <= 128; h *= 2) {
 			uint32_t rows[] = { 1, 2, 7, 33 };
 
