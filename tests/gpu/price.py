@@ -5,8 +5,8 @@ TP4 beside TP4 + DCP4, on eight TP8 beside TP8 + DCP4 and TP8 + DCP8.
     price.py FWD LIBDCP_CUDA PART...
 
 PART is block or step, of v32 or glm (block-v32, step-glm, ..), block-fp8 and
-step-fp8 (V3.2's, FP8 weights kept), step-glm-fp8, batch-v32, batch-glm, wire,
-or quick. Random weights in the shapes of DeepSeek-V3.2 or GLM-5.2, few layers
+step-fp8 (V3.2's, FP8 weights kept), block-glm-fp8, step-glm-fp8, batch-v32,
+batch-glm, wire, or quick. Random weights in the shapes of DeepSeek-V3.2 or GLM-5.2, few layers
 (FP8 ones are there in a fifth of the time); every request has a context of its
 own in a pool of random rows, so that they come from memory. Ranks meet by
 flags, passes are graphs. A pass's time is host time around it, the median after
@@ -225,6 +225,12 @@ def block_glm():
                 f"layer with an index, {shared:+.1f} to one without{goal}")
 
 
+def block_glm_fp8():
+    compare("block, GLM-5.2 in FP8", "glm", "block",
+            lambda n: mc.glm52(n // 4, n - n // 4, 0, 8, inter=256, moe=256,
+                               fp8=True), 8, 16, fp8_weights=True)
+
+
 def block_fp8():
     compare("block, V3.2 in FP8", "v32", "block",
             lambda n: mc.v32(n, 0, 8, inter=256, moe=256), 6, 14,
@@ -303,6 +309,7 @@ def quick():
 PARTS = {"block-v32": block_v32, "step-v32": step_v32, "block-fp8": block_fp8,
          "step-fp8": step_fp8, "step-glm-fp8": step_glm_fp8,
          "block-glm": block_glm, "step-glm": step_glm,
+         "block-glm-fp8": block_glm_fp8,
          "batch-v32": batch_v32, "batch-glm": batch_glm, "wire": wire,
          "quick": quick}
 

@@ -95,8 +95,8 @@ part failstop 160 "$stage/usr/local/sbin/dcpd" python3 "$here/failstop.py" \
     "$stage" "$bin/libfault.so"
 two nopeer-daemon part nopeer-daemon 60 "$stage/usr/local/sbin/dcpd" python3 \
     "$here/nopeer.py" "$stage"
-for p in block-v32 step-v32 block-fp8 step-fp8 step-glm-fp8 block-glm batch-v32 \
-    batch-glm wire step-glm; do
+for p in block-v32 step-v32 block-fp8 step-fp8 block-glm-fp8 step-glm-fp8 \
+    block-glm batch-v32 batch-glm wire step-glm; do
 	two price-$p part price-$p 60 "$bin/libdcp_cuda.so" python3 \
 	    "$here/price.py" "$bin/fwd" "$bin/libdcp_cuda.so" $p
 done
