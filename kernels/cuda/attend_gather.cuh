@@ -172,16 +172,16 @@ struct Team {
 	}
 };
 
-/* The gathering warps, while the kernel before still runs: the part of the list,
- * as long as is expected, and its count into the L2. A list that layers share
- * was written many weights ago. */
+/* The gathering warps, while the kernel before still runs: the part of the list
+ * that is expected, up to 4064 entries, and its count into the L2, from which
+ * the weights of other layers drive a list that several layers share. */
 template <class S>
 __device__ inline void
 fetch_list(const Args &a)
 {
 	constexpr uint32_t LINE = 128 / sizeof(uint32_t);
 	const uint32_t *list = a.list + (size_t)blockIdx.z * a.list_stride;
-	Part part = my_part(min(a.expected, a.max_count));
+	Part part = my_part(a.expected);
 	uint32_t i = threadIdx.x - S::computing;
 	uint32_t at = part.first / LINE * LINE + i * LINE;
 
@@ -202,8 +202,8 @@ filled(uint32_t n)
 /*
  * The gathering warps, 16 rows of a stage each. A lane holds an entry of the
  * list: the lower half those of an even stage, the upper half those of the
- * next. The first entries are read as if the list had as many as expected, while
- * its count is still on the way.
+ * next. The first entries are read as if the list had as many as expected,
+ * while its count is still on the way.
  */
 template <class S>
 __device__ inline void

@@ -112,7 +112,7 @@ sum_of(const Bins &b)
 
 /*
  * The bin where the counts, summed from the highest bin down, reach need; how
- * many of it are needed and how many it holds: 0 if all bins hold fewer.
+ * many of it are needed and how many it holds: all 0 if all bins hold fewer.
  */
 __device__ __noinline__ void
 find_bin_at(uint32_t scan, Bins b, uint32_t need)
@@ -121,7 +121,7 @@ find_bin_at(uint32_t scan, Bins b, uint32_t need)
 	uint32_t mine = sum_of(b), sum;
 
 	if (threadIdx.x == 0)
-		s.in_bin = 0;
+		s.bin = s.need = s.in_bin = 0;
 	sum = sum_inline(mine, s.warp);
 	if (sum >= need && sum - mine < need) {
 		Bin at = reach(b, sum - mine, need);

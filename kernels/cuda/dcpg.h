@@ -404,8 +404,8 @@ int dcpg_query(const struct dcpg_query *, void *stream);
 /*
  * The rows of the k best scores, by (score desc, position asc); -0 equals +0,
  * NaN is below -inf. Local key j of rank r stands at position j * D + r. The
- * list holds pool rows, ascending in j; of D > 1 ranks in two such parts, which
- * are the same whenever the scores are.
+ * list holds pool rows, ascending in j; of D > 1 ranks in at most two such
+ * parts, which are the same whenever the scores are.
  *
  * D > 1: a rank offers those of its keys that are near the boundary, and takes
  * what all offered. Where that does not do, it reads all ranks' scores. With

@@ -92,7 +92,7 @@ parts(const norm_args &a, uint32_t i, uint32_t at)
 __device__ static inline float4
 pushed(const norm_args &a, uint32_t i, uint32_t j, uint32_t at)
 {
-	constexpr uint32_t U = 4;	/* of 8 not all registers */
+	constexpr uint32_t U = 4;	/* under way at once; 8 spill */
 	uint32_t n4 = a.n / 4, self = a.peer.self;
 	size_t from = (size_t)j * n4 + at, rank = (size_t)DCPG_PUSHED * n4;
 	const float4 own = __ldcg((const float4 *)a.y.p[self] +

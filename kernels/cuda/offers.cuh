@@ -63,8 +63,8 @@ add_in_first_block(uint32_t *p, uint32_t n)
 	return before;
 }
 
-/* A warp's `n` keys, listed at `list`, to where ranks take them, in neighbouring
- * places: of the histogram all know how many all blocks have. */
+/* A warp's `n` keys, listed at `list`, to where ranks take them, in
+ * neighbouring places: by the histogram all know how many all blocks have. */
 __device__ inline void
 push_offers(Shared &s, const struct dcpg_select &g, uint32_t list, uint32_t n)
 {
@@ -119,7 +119,7 @@ list_marked(Shared &s, const struct dcpg_select &g, const Marks &m,
 		upto += lane >= k ? y : 0;
 	}
 	all = __shfl_sync(~0u, upto, 31);
-	if (!put)
+	if (!put)		/* there may be too many */
 		return 0;
 	list = 0;
 	if (lane == 0)

@@ -14,11 +14,13 @@
  * every D-th. A rank offers, by its own histogram, those of its keys that stand
  * within six standard deviations of its k/D-th best: the window. Keys above it
  * win, and the offers of all ranks are the boundary keys. The last winner is
- * right if it lies in the windows of all. A rank lists what is above its window
- * while offers are on their way, and its winners among them behind.
+ * right if it lies in the windows of all.
  *
  * Where it does not, or boundary keys do not fit (many equal scores), keys are
  * counted where they are, by all blocks together.
+ *
+ * A rank lists what is above its window while offers are on their way, and its
+ * winners among them behind.
  *
  * Where ranks meet by flags, offers need none: they are written into the
  * memory of each rank of the group, to places that hold DCPG_NO_OFFER, and a
@@ -107,6 +109,10 @@ step_begin(Search &q)
 	q.shift = bits > 11 ? bits - 11 : 0;
 }
 
+/* Above all keys: where winners begin when there are too few keys, as when a
+ * rank is lost. */
+constexpr uint64_t NOTHING = ~0ull;
+
 /* False when all that is left wins, from q.lo on. */
 __device__ inline bool
 step_end(Search &q, Shared &s)
@@ -116,6 +122,8 @@ step_end(Search &q, Shared &s)
 	q.lo += (uint64_t)s.scan.bin << q.shift;
 	if (q.hi - q.lo >= 1ull << q.shift)
 		q.hi = q.lo + ((1ull << q.shift) - 1);
+	if (q.need == 0)
+		q.lo = NOTHING;
 	return q.need != s.scan.in_bin && q.shift != 0;
 }
 
@@ -174,11 +182,11 @@ rank_few(Shared &s, const Share &m, Search &q)
 		above += list[i] > c;
 	at = __ballot_sync(~0u, lane < n && above == q.need - 1);
 	c = __shfl_sync(~0u, c, __ffs(at) - 1);
-	q.lo = at != 0 ? c : q.hi + 1;	/* 0: a lost rank's are all the same */
+	q.lo = at != 0 ? c : NOTHING;	/* equal keys: a lost rank's zeros */
 }
 
-/* Where the winners begin, by the keys of all blocks. counted: the first step's
- * histogram is there. */
+/* Where the winners begin, by the keys of all blocks. counted: the first step
+ * is begun, and its histogram there. */
 __device__ inline void
 narrow(Shared &s, const Share &m, Search &q, bool counted)
 {
@@ -382,7 +390,7 @@ gather(Shared &s, const Marks &m, const Run &run, uint32_t before)
 		n += __popc(m.on[i]);
 	at = block_sum(n | before << 16, s.scan.warp);
 	if (threadIdx.x == THREADS - 1)
-		s.total[0] = at;
+		s.gathered = at;
 	at = (at & 0xffff) - n;
 #pragma unroll 1
 	for (uint32_t i = w.first; i < w.end; i++) {
@@ -392,11 +400,11 @@ gather(Shared &s, const Marks &m, const Run &run, uint32_t before)
 		m.on[i] = 0;
 	}
 	__syncthreads();
-	return make_uint2(s.total[0] & 0xffff, s.total[0] >> 16);
+	return make_uint2(s.gathered & 0xffff, s.gathered >> 16);
 }
 
-/* The first n of m.won as rows, from list[base] on. All threads look up pages at
- * once. */
+/* The first n of m.won as rows, from list[base] on. All threads look up pages
+ * at once. */
 __device__ inline void
 put_rows(const struct dcpg_select &g, const Marks &m, const uint32_t *table,
     uint32_t base, uint32_t n)
@@ -506,7 +514,8 @@ settle(Shared &s, const struct dcpg_select &g, const Marks &bits,
 	return make_uint2(mark_long(s, g, bits, run, q.lo, phase), 0);
 }
 
-/* What the ranks offered, to s.edge, and counted there for the search. */
+/* What the ranks offered, to s.edge; the first step of the search has begun
+ * and counted it. */
 __device__ inline Search
 take_offers(Shared &s, const struct dcpg_select &g, uint64_t early,
     uint32_t &all)
@@ -582,6 +591,7 @@ settle_ranks(Shared &s, const struct dcpg_select &g, const Marks &bits,
 		}
 	}
 	/* All anew. All ranks come here, since they know the same offers. */
+	__syncthreads();	/* s.hist may be a list until here */
 	q = (Search){ 0, ~0ull, g.k, 0, 0, ~0ull };
 	if (blockIdx.x == 0 && threadIdx.x == THREADS - 1)
 		scores_there(g);
@@ -659,7 +669,9 @@ select_row(const struct dcpg_select &g, const Steps &to)
 		early = to.what & TAKE ? look_at_window(g) : 0;
 		if (!ASIDE)
 			n = list_marked(s, g, m, run, put, list);
-		push_offers(s, g, list, put ? n : 0);
+		else if (!put)
+			n = 0;
+		push_offers(s, g, list, n);
 		if ((to.what & TAKE) == 0) {	/* who counts is still there */
 			cluster_sync();
 			return;

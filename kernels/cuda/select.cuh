@@ -40,19 +40,21 @@ struct Shared {
 	struct Window window[DCPK_MAX_RANKS];
 	struct Tally tally[16];
 	uint32_t total[16];	/* winners of every block, counted late */
+	uint32_t gathered;	/* of gather() */
 	uint32_t page[PAGES];
 	uint32_t offered;	/* first block: keys of the row, up to now */
-	uint32_t listed;	/* .. of the block's, in s.edge */
+	uint32_t listed;	/* .. of the block's, where marked first */
 	uint32_t few;		/* the last keys of a search */
 	uint64_t meet;
 	uint64_t taken;		/* all blocks have all offers */
 	Scan scan;
-	alignas(16) uint64_t edge[];	/* a part for every block's, EDGES in
-				   all; behind them the bits */
+	/* edges() boundary keys, a part for every block's; over ranks what a
+	 * block offers, then what all do. Behind them the bits. */
+	alignas(16) uint64_t edge[];
 };
 
 /* Boundary keys of a row that are kept: four blocks an SM have room. */
-__host__ __device__ inline uint32_t
+__host__ __device__ constexpr uint32_t
 edges(uint32_t ranks)
 {
 	return ranks > 1 ? 4096 : 2048;
@@ -68,8 +70,8 @@ struct Run {
  * A bit for every key of the run, of those that win and of those at the
  * boundary; behind them the local keys of the winners. A warp takes four
  * neighbours a lane and votes on the first of all lanes, the second, ..: key j
- * has bit j % 128 / 4 of word j / 128 * 4 + j % 4. (In the end those of `on` are
- * winners, too, in the order of their keys.)
+ * has bit j % 128 / 4 of word j / 128 * 4 + j % 4. (In the end those of `on`
+ * are winners, too, in the order of their keys.)
  */
 struct Marks {
 	uint32_t *win, *on, *won;
@@ -213,7 +215,7 @@ put_edges(Shared &s, const float (&v)[4], uint32_t mask, uint32_t pos,
 enum { MARKED, PARTED, OFFERED };
 
 constexpr uint32_t LISTED = DEEP * GROUP;
-static_assert(WARPS * LISTED <= 4096, "edges() of several ranks");
+static_assert(WARPS * LISTED <= edges(2), "room for all warps");
 
 /* A warp's boundary keys, of which b tells, behind the `n` that it has. */
 __device__ inline void

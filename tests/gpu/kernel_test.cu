@@ -717,6 +717,18 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 		spill |= told > cap;
 		ok &= n == (told > cap ? 0 : told);
 	}
+	std::vector<std::vector<uint32_t>> first;	/* lists of a call before */
+
+	for (uint32_t d = 0; !peers && d < D; d++) {
+		struct dcpg_select x = of(d);
+
+		x.clear = nullptr;
+		lists[d]->poison();
+		CALL(dcpg_select(&x, STREAM));
+		CHECK(cudaStreamSynchronize(STREAM));
+		first.push_back(lists[d]->get());
+		lists[d]->poison();
+	}
 	for (uint32_t d = 0; d < D; d++) {
 		struct dcpg_select x = of(d);
 		cudaStream_t st = peers ? peers->stream[d] : STREAM;
@@ -731,6 +743,8 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	for (uint32_t d = 0; d < D; d++) {
 		std::vector<uint32_t> hl = lists[d]->get();
 		std::vector<uint32_t> hc = counts[d]->get();
+
+		ok &= peers || hl == first[d];
 		for (uint32_t r = 0; r < rows; r++) {
 			std::vector<uint32_t> mine, got;
 			uint32_t falls = 0;
@@ -776,44 +790,52 @@ select_case(uint32_t rows, uint32_t L, uint32_t k, uint32_t D, int kind,
 	verdict(ok, what);
 }
 
-/* A rank whose peer does not come: the kernel ends and says so. */
+/*
+ * A rank whose peer does not come: the kernel ends, says so, and writes no more
+ * than there is room for. n keys a rank; window: the peer's is there, its keys
+ * are not.
+ */
 static void
-select_alone(void)
+select_alone(uint32_t n, uint32_t k, bool window, uint64_t salt)
 {
+	constexpr uint32_t CAP = 1024, MOST = 16384;
+	Rng g(seed * 32452843 + salt);
 	Peers two(2);
-	Buf<float> score(4096);
-	Buf<uint32_t> hist(DCPG_BINS), table(64), at(1), len(1), list(512),
-	    count(1), total(1);
-	Buf<uint64_t> offers(2 * 1024);
-	Buf<struct dcpg_window> windows(2);
-	struct dcpg_select a = {};
+	std::vector<float> scores(MOST);
+	std::vector<uint32_t> hists(DCPG_BINS);
 
-	for (Buf<uint32_t> *b : { &hist, &table, &at, &list, &count })
-		CHECK(cudaMemset(b->d, 0, b->n * 4));
-	CHECK(cudaMemset(score.d, 0, score.n * 4));
+	for (uint32_t i = 0; i < n; i++) {
+		scores[i] = (float)g.normal();
+		hists[digit_of(scores[i])]++;
+	}
+	Buf<float> score(scores);
+	Buf<uint32_t> hist(hists), len(std::vector<uint32_t>{ n }), list(2 *
+	    MOST), count(1), total(std::vector<uint32_t>{ 2 * n });
+	Buf<uint64_t> offers(2 * CAP);
+	/* of all digits, 500 keys */
+	Buf<struct dcpg_window> windows(std::vector<struct dcpg_window>{
+	    { DCPG_NO_OFFER, 0, 0 }, { window ? UINT64_C(2048) << 11 |
+	    UINT64_C(500) << 37 : DCPG_NO_OFFER, 0, 0 } });
+	struct dcpg_select a = {};
+	bool ok;
+
 	CHECK(cudaMemset(offers.d, 0xff, offers.n * 8));
-	CHECK(cudaMemset(windows.d, 0xff, windows.n * 16));
-	uint32_t n = 1000, all = 2000, k = 512;
-	CHECK(cudaMemcpy(len.d, &n, 4, cudaMemcpyHostToDevice));
-	CHECK(cudaMemcpy(total.d, &all, 4, cudaMemcpyHostToDevice));
-	CHECK(cudaMemcpy(hist.d + 1024, &n, 4, cudaMemcpyHostToDevice));
+	list.poison();
 	a.score = a.scores[0] = a.scores[1] = score.d;
 	a.hist = a.clear = hist.d;
-	a.table = table.d;
-	a.table_at = at.d;
 	a.len = len.d;
 	a.list = list.d;
 	a.count = count.d;
 	a.rows = 1;
-	a.stride = 4096;
+	a.stride = MOST;
 	a.max_len = n;
 	a.list_stride = a.k = k;
 	a.page_rows = 32;
 	a.ranks = 2;
-	a.cap = 1024;
+	a.cap = CAP;
 	a.total = total.d;
 	for (uint32_t e = 0; e < 2; e++) {
-		a.from[e] = offers.d + e * 1024;
+		a.from[e] = offers.d + e * CAP;
 		a.from_window[e] = windows.d + e;
 	}
 	a.to[0] = a.from[0];	/* what goes to the peer is lost */
@@ -821,8 +843,15 @@ select_alone(void)
 	a.peer = two.of(0, 3000000);
 	CALL(dcpg_select(&a, two.stream[0]));
 	CHECK(cudaDeviceSynchronize());
-	verdict(two.stuck[0].set != 0 && two.stuck[0].peer == 1,
-	    "select whose peer stays away ends and names it");
+	ok = two.stuck[0].set != 0 && two.stuck[0].peer == 1;
+	std::vector<uint32_t> rows = list.get();
+	for (uint32_t i = k; i < rows.size(); i++)
+		ok &= rows[i] == ~0u;
+	char what[120];
+	snprintf(what, sizeof what, "select of %u keys, k=%u, whose peer stays "
+	    "away%s, ends and names it", n, k, window ? " behind its window" :
+	    "");
+	verdict(ok, what);
 }
 
 static void
@@ -877,15 +906,30 @@ index_tests(void)
 		CASE(select_case(2, 163905, 2048, 1, 0, 1024, salt));
 		CASE(select_case(2, 600001, 2048, 2, 0, 1024, salt));
 	}
+	/* more keys than are offered while they are read */
+	for (int kind = 0; kind < KINDS; kind++)
+		for (uint32_t D : { 2u, 8u })
+			for (uint32_t cap : { 16u, 4096u }) {
+				if (brief && (kind % 4 || D == 8))
+					continue;
+				CASE(select_case(1, 65600 * D, 2048, D, kind,
+				    cap, salt, peers.at(D)));
+				CASE(select_case(1, 65600 * D, 2048, D, kind,
+				    cap, salt));
+			}
 	CASE(select_case(130, 3000, 512, 1, 0, 4096, salt));
 	for (int kind = 0; kind < KINDS && !brief; kind++) {
 		CASE(select_case(32, 8192, 2048, 1, kind, 4096, salt));
 		CASE(select_case(70, 8192, 2048, 1, kind, 4096, salt));
 		CASE(select_case(132, 8200, 2048, 1, kind, 4096, salt));
 		CASE(select_case(600, 4000, 1024, 2, kind, 4096, salt));
+		CASE(select_case(600, 10000, 2048, 2, kind, 4096, salt));
 	}
 	CASE(select_case(40, 40000, 2048, 4, 0, 4096, salt));
-	select_alone();
+	for (uint32_t n : { 1000u, 16384u })
+		for (uint32_t k : { 512u, 2048u })
+			for (bool window : { false, true })
+				CASE(select_alone(n, k, window, salt));
 }
 
 int
