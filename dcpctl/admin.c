@@ -496,9 +496,9 @@ ctl_drain(int argc, char **argv)
 	return rc;
 }
 
-/* "reload: max-clients 256 -> 100" */
+/* "max-clients: 100, was 256; would change" */
 static void
-print_reload(const json_t *flags, const char *what)
+print_reload(const json_t *flags, const char *what, bool check)
 {
 	const char *key;
 	json_t *o;
@@ -509,8 +509,11 @@ print_reload(const json_t *flags, const char *what)
 		char *to = json_dumps(json_object_get(o, "to"),
 		    JSON_ENCODE_ANY);
 
-		ctl_say("%s: %s, was %s%s\n", key, to != NULL ? to : "?",
-		    from != NULL ? from : "?", what);
+		/* Only a plugin itself knows, when it is to. */
+		ctl_say("%s: %s, was %s%s%s\n", key, to != NULL ? to : "?",
+		    from != NULL ? from : "?", what, check &&
+		    strcmp(key, "plugins") == 0 ?
+		    ", unless a plugin wants a restart for it" : "");
 		free(from);
 		free(to);
 	}
@@ -540,8 +543,8 @@ ctl_reload(int argc, char **argv)
 	if (ctl.json) {
 		ctl_print_json(json_incref(r));
 	} else {
-		print_reload(changed, check ? "; would change" : "");
-		print_reload(restart, "; needs a restart");
+		print_reload(changed, check ? "; would change" : "", check);
+		print_reload(restart, "; needs a restart", false);
 		if (json_object_size(changed) + json_object_size(restart) == 0)
 			printf("nothing differs\n");
 	}

@@ -166,6 +166,15 @@ absent(const json_t *v)
 	return v == NULL || json_is_null(v);
 }
 
+/* A string that is one in C, too: without U+0000. */
+static const char *
+c_string(const json_t *v)
+{
+	const char *s = json_string_value(v);
+
+	return s != NULL && strlen(s) == json_string_length(v) ? s : NULL;
+}
+
 static int
 read_role(struct chat *c, size_t i, const json_t *m, struct chat_msg *out)
 {
@@ -174,7 +183,8 @@ read_role(struct chat *c, size_t i, const json_t *m, struct chat_msg *out)
 		[ROLE_USER] = "user", [ROLE_ASSISTANT] = "assistant",
 		[ROLE_TOOL] = "tool",
 	};
-	const char *s = json_string_value(json_object_get(m, "role"));
+	const json_t *v = json_object_get(m, "role");
+	const char *s = c_string(v);
 	unsigned r;
 
 	for (r = 0; s != NULL && r < sizeof role / sizeof *role; r++)
@@ -184,7 +194,8 @@ read_role(struct chat *c, size_t i, const json_t *m, struct chat_msg *out)
 		}
 	return dcpd_fail(c->err, -EINVAL, "messages[%zu].role is %s%.40s%s; "
 	    "allowed are system, developer, user, assistant and tool", i,
-	    s == NULL ? "missing" : "\"", s == NULL ? "" : s,
+	    s != NULL ? "\"" : json_is_string(v) ? "a string with U+0000" :
+	    "missing", s == NULL ? "" : s,
 	    s == NULL ? "" : "\"");
 }
 
@@ -193,7 +204,7 @@ read_part(struct chat *c, size_t i, size_t k, const json_t *p,
     struct chat_msg *out)
 {
 	const json_t *t = json_object_get(p, "text");
-	const char *type = json_string_value(json_object_get(p, "type"));
+	const char *type = c_string(json_object_get(p, "type"));
 
 	if (json_is_string(p)) {
 		t = p;
@@ -304,11 +315,12 @@ read_calls(struct chat *c, size_t i, const json_t *m, struct chat_msg *out)
 		f = json_object_get(call, "function");
 		if (f == NULL)
 			f = call;
-		out->calls[k].name = json_string_value(json_object_get(f,
-		    "name"));
+		out->calls[k].name = c_string(json_object_get(f, "name"));
 		if (out->calls[k].name == NULL)
 			return dcpd_fail(c->err, -EINVAL, "messages[%zu]."
-			    "tool_calls[%zu].function.name is missing", i, k);
+			    "tool_calls[%zu].function.name is %s", i, k,
+			    json_is_string(json_object_get(f, "name")) ?
+			    "a string with U+0000" : "missing");
 		out->n_calls++;
 		rc = read_args(c, i, k, f, &out->calls[k]);
 		if (rc < 0)

@@ -36,10 +36,15 @@ bad(const struct block *b, const char *key, const char *why)
 static const char *
 member(const struct block *b, const char *key)
 {
-	const char *s = json_string_value(json_object_get(b->v, key));
+	const json_t *v = json_object_get(b->v, key);
+	const char *s = json_string_value(v);
 
 	if (s == NULL)
 		bad(b, key, "must be a string");
+	else if (strlen(s) != json_string_length(v)) {
+		bad(b, key, "must be without U+0000");
+		s = NULL;
+	}
 	return s;
 }
 
@@ -226,13 +231,17 @@ take_system(struct convert *c, const json_t *v, const char *where)
 static int
 take_message(struct convert *c, const json_t *m, size_t i)
 {
-	const char *role = json_string_value(json_object_get(m, "role"));
 	const json_t *content = json_object_get(m, "content");
 	struct block b = { .c = c, .v = m };
+	const char *role;
 
 	snprintf(b.where, sizeof b.where, "messages[%zu]", i);
-	if (role == NULL || (strcmp(role, "user") != 0 &&
-	    strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0))
+	role = json_is_string(json_object_get(m, "role")) ? member(&b, "role") :
+	    "";
+	if (role == NULL)
+		return -EINVAL;
+	if (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
+	    strcmp(role, "system") != 0)
 		return bad(&b, "role", "must be user, assistant or system");
 	if (strcmp(role, "system") == 0) {
 		strncat(b.where, ".content", sizeof b.where - 1 -

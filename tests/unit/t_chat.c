@@ -141,7 +141,7 @@ refused(enum dcpd_chat kind, const char *messages, const char *options,
     int code, const char *why)
 {
 	json_error_t e;
-	json_t *m = json_loads(messages, 0, &e), *o = NULL;
+	json_t *m = json_loads(messages, JSON_ALLOW_NUL, &e), *o = NULL;
 	struct dcpd_err err = { 0 };
 	bool thinking;
 	char *s;
@@ -172,6 +172,15 @@ START_TEST(bad_messages_are_refused_by_place)
 	    "messages[0].role is missing");
 	refused(G, "[{\"role\":\"function\",\"content\":\"x\"}]", NULL,
 	    -EINVAL, "messages[0].role is \"function\"; allowed are system");
+	refused(G, "[{\"role\":\"user\\u0000x\",\"content\":\"x\"}]", NULL,
+	    -EINVAL, "messages[0].role is a string with U+0000; allowed");
+	refused(G, "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":"
+	    "\"assistant\",\"tool_calls\":[{\"function\":{\"name\":"
+	    "\"f\\u0000g\",\"arguments\":{}}}]}]", NULL, -EINVAL,
+	    "tool_calls[0].function.name is a string with U+0000");
+	refused(G, "[{\"role\":\"user\",\"content\":[{\"type\":"
+	    "\"text\\u0000\",\"text\":\"x\"}]}]", NULL, -EINVAL,
+	    "messages[0].content[0]");
 	refused(G, "[{\"role\":\"user\"}]", NULL, -EINVAL,
 	    "messages[0].content is missing");
 	refused(G, "[{\"role\":\"user\",\"content\":5}]", NULL, -EINVAL,
