@@ -20,6 +20,9 @@ does Ann have now?" "Ann has 2 pears. Ben gives Ann 3 more. How many pears \
 does Ann have now?" | ctl chat --temperature 0 >"$work/two" ||
     fail "two questions"
 grep -qx 42 "$work/two" || fail "the first answer: $(cat "$work/two")"
+# Nothing is dim here: a blank line stands before the answer.
+[ "$(grep -xB 1 42 "$work/two" | head -n 1)" = "" ] ||
+    fail "reasoning and answer are one: $(cat "$work/two")"
 # What is no text is said, and not asked without it.
 for what in question system; do
 	rc=0
