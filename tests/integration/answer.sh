@@ -33,6 +33,11 @@ for what in question system; do
 	[ $rc = 2 ] && grep -q "$what is not UTF-8" "$work/err" ||
 	    fail "a $what that is not UTF-8 ends with $rc: $(cat "$work/err")"
 done
+ctl status >"$work/o"
+grep -q "pages used  cached  pages$" "$work/o" || fail "$(cat "$work/o")"
+# A reader of the price that goes is no error.
+(python3 -u "$srcdir/tools/dcp_price.py" | head -n 1 >/dev/null) 2>"$work/err"
+[ ! -s "$work/err" ] || fail "dcp_price.py | head: $(cat "$work/err")"
 ctl check >/dev/null || fail "invariants"
 ctl status -j >"$work/o"
 json "$work/o" 'o["counters"]["requests_finished"] == 3 and
