@@ -370,11 +370,14 @@ take_id(struct call *call, const json_t *body, struct params *p)
 	    field_string(call, body, "rid", &p->rid) < 0)
 		return -EINVAL;
 	n = p->rid != NULL ? strlen(p->rid) : 0;
+	/* It stays when the body goes, and is in no bound of bytes. */
+	if (n > REQUEST_ID_MAX)
+		return wrong(call, json_object_get(body, "rid") != NULL ?
+		    "rid" : "request_id", "at most 256 bytes");
 	for (size_t i = 0; i < n; i++)
 		if (p->rid[i] < ' ' || p->rid[i] > '~')
 			n = 0;		/* no header can have it */
-	if (n > 0 && n <= REQUEST_ID_MAX &&
-	    server_header(call, "x-request-id") == NULL)
+	if (n > 0 && server_header(call, "x-request-id") == NULL)
 		server_set_header(call, "x-request-id", p->rid);
 	return 0;
 }

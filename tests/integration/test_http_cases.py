@@ -301,7 +301,11 @@ def aborted_answers_say_so(_):
             suite.until(lambda: live(d) == 1, "it does not run")
             d.post("/abort_request", {"rid": "in\r\nx: 1"})
             assert "x-request-id" not in s.answer()[1]
-            assert d.ask("POST", COMP, {**FOREVER, "rid": 3})[0] == 400
+            for key, v in (("rid", 3), ("request_id", "a" * 257)):
+                status, _, body = d.ask("POST", COMP, {
+                    **FOREVER, "max_tokens": 1, key: v})
+                assert status == 400, status
+                assert json.loads(body)["error"]["param"] == key, body
             s.send(request("POST", COMP, FOREVER))
             s.head()
             d.post("/abort_request", {"abort_all": True})
