@@ -20,7 +20,7 @@
 #define ONLY_OURS "of the samplers there are temperature, top_p, top_k, " \
 	"min_p and penalties"
 
-/* SET: whatever it is. NOT_0, NOT_1: a number that is not that, or no number. */
+/* SET: whatever it is. NOT_0, NOT_1: another number than that, or none. */
 enum when { GIVEN, SET, TRUE, FALSE, NOT_0, NOT_1 };
 
 static const struct {

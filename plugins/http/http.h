@@ -221,8 +221,9 @@ struct params {
 /*
  * temperature, top_p, top_k, min_p, penalties, logit_bias, seed, n, stop,
  * stop_token_ids, min_tokens, ignore_eos, stream, stream_options, priority,
- * skip_special_tokens, cache_salt, rid or request_id, and max_tokens under the names given (the
- * first that is there; NULL-ended). -EINVAL: 400 is out. null is as absent.
+ * skip_special_tokens, cache_salt, rid or request_id, and max_tokens under the
+ * names given (the first that is there; NULL-ended). -EINVAL: 400 is out. null
+ * is as absent.
  */
 int params_parse(struct call *, const json_t *body,
     const char *const *max_tokens_names, struct params *out);
