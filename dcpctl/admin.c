@@ -285,9 +285,9 @@ ctl_print_ranks(const json_t *status)
 	size_t i;
 
 	if (json_array_size(ranks) > 0)
-		printf("rank  dcp rank  tokens  pages used  cached  of\n");
+		printf("rank  dcp rank  tokens  pages used  cached  pages\n");
 	json_array_foreach(ranks, i, r)
-		printf("%4lld  %8lld  %6lld  %10lld  %6lld  %lld\n",
+		printf("%4lld  %8lld  %6lld  %10lld  %6lld  %5lld\n",
 		    integer(r, "rank"), integer(r, "dcp_rank"),
 		    integer(r, "tokens"), integer(r, "pages_used"),
 		    integer(r, "pages_cached"),

@@ -1,6 +1,7 @@
 /*
  * dcpctl chat: one question, or a conversation. Reasoning and answer are
- * printed as they come; on a terminal the reasoning is dim.
+ * printed as they come; on a terminal the reasoning is dim, elsewhere a blank
+ * line ends it.
  */
 #include "config.h"
 
@@ -90,7 +91,8 @@ show(struct turn *t, const struct dcp_event *ev)
 	if (begin && t->dim && t->channel == DCP_CH_REASONING)
 		fputs("\033[0m", stdout);
 	if (begin && t->channel >= 0 && ev->channel != DCP_CH_TOOL_ARGS)
-		putchar('\n');
+		fputs(t->channel == DCP_CH_REASONING && !t->dim ? "\n\n" :
+		    "\n", stdout);
 	if (begin && ev->channel == DCP_CH_REASONING && t->dim)
 		fputs("\033[2m", stdout);
 	if (begin && ev->channel == DCP_CH_TOOL_NAME)

@@ -164,10 +164,13 @@ ctl_help(int argc, char **argv)
 	const struct command *of;
 
 	if (argc > 1 && argv[1][0] != '-') {
-		char *ask[] = { argv[1], "--help", NULL };
-
 		of = find_named(argv[1]);
-		return of != NULL ? of->run(2, ask) : CTL_USAGE;
+		if (of == NULL)
+			return CTL_USAGE;
+		/* Its words, one place to the left: main's last is NULL. */
+		memmove(argv, argv + 1, ((size_t)argc - 1) * sizeof *argv);
+		argv[argc - 1] = (char *)"--help";
+		return of->run(argc, argv);
 	}
 	printf("usage: dcpctl [--socket PATH] COMMAND [options]\n\n");
 	for (const struct command *c = commands; c->name != NULL; c++)

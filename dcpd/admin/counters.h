@@ -15,7 +15,7 @@
 	X(clients,            G, "clients connected") \
 	X(clients_total,      C, "clients ever connected") \
 	X(clients_dropped,    C, "clients dropped for breaking the protocol") \
-	X(requests_total,     C, "requests accepted") \
+	X(requests_total,     C, "requests accepted that want the model") \
 	X(requests_refused,   C, "requests refused before they ran") \
 	X(requests_finished,  C, "requests finished: stop or length") \
 	X(requests_cancelled, C, "requests cancelled, client death included") \

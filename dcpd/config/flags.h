@@ -132,7 +132,7 @@ X(ACT, ENUM, chat_template, "chat-template", "", "auto", \
   "auto|glm45|glm47=glm5=glm51|glm52|glm53|deepseek_v32=deepseek-v32", \
   "built-in chat template; auto: from the model") \
 X(ACT, ENUM, reasoning_parser, "reasoning-parser", "", "auto", \
-  "auto|none|glm45|deepseek-v3=deepseek_v32", \
+  "auto|none|glm45|deepseek-v3=deepseek_v3=deepseek_v32", \
   "how reasoning is told from the answer; auto: from the chat template") \
 X(ACT, ENUM, tool_parser, "tool-call-parser", "", "auto", \
   "auto|none|glm47=glm45|deepseekv32=deepseek_v32", \

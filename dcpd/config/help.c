@@ -56,12 +56,36 @@ static const struct {
 	{ "ctx-size|n-ctx", "give --max-context" },
 	{ "enable-prefix-caching|no-enable-prefix-caching|disable-radix-cache",
 	  "the prefix cache is always on" },
+	{ "enable-auto-tool-choice|jinja|enable-chunked-prefill",
+	  "it is not needed: always on" },
+	{ "max-num-batched-tokens|max-prefill-tokens|batch-size|b|ubatch-size|"
+	  "ub", "give --chunked-prefill-size" },
+	{ "enforce-eager|disable-cuda-graph", "give --cuda-graph-max-bs 0" },
+	{ "block-size", "a page is 64 tokens" },
+	{ "kv-cache-memory-bytes|max-total-tokens|num-gpu-blocks-override",
+	  "give --kv-bytes-per-rank" },
+	{ "dcp", "give --dcp-size" },
+	{ "dcp-comm-backend", "give --dcp-comm" },
+	{ "prefill-context-parallel-size", "give --attn-cp-size" },
+	{ "pp|pp-size|pipeline-parallel-size",
+	  "layers are not split over ranks; give --tp" },
+	{ "parallel|np", "give --max-running-requests" },
+	{ "threads|t", "give --cpu-threads" },
+	{ "alias", "give --served-model-name" },
+	{ "dtype", "the checkpoint decides; --kv-cache-dtype is of the cache" },
+	{ "seed", "each request may have a seed; --random-seed is of dummy "
+	  "weights" },
+	{ "tokenizer|revision", "all is in the folder of --model" },
+	{ "schedule-policy", "requests run by priority, then arrival" },
+	{ "cors-origin", "set the key cors_origin of the plugin http, in "
+	  "--config" },
+	{ "disable-log-requests", "requests are not logged" },
 	{ "enable-metrics", "with --http or --port there is /metrics always" },
 	{ "speculative-*", "speculative decoding is not there yet" },
 	{ "nnodes|node-rank|dist-init-addr",
 	  "all ranks are of one daemon on one host; give --tp" },
 	{ "ssl-*", "there is no TLS; put a proxy in front" },
-	{ "swap-space",
+	{ "swap-space|cpu-offload-gb|enable-hierarchical-cache",
 	  "--host-cache-bytes is host memory for cached pages" },
 };
 
@@ -84,6 +108,17 @@ instead_of(const char *name)
 	return NULL;
 }
 
+/* Do they begin with the same word, but for slips of the hand? */
+static bool
+alike(const char *a, const char *b)
+{
+	char x[NAME_MAX_LEN + 1], y[NAME_MAX_LEN + 1];
+
+	snprintf(x, sizeof x, "%.*s", (int)strcspn(a, "-_"), a);
+	snprintf(y, sizeof y, "%.*s", (int)strcspn(b, "-_"), b);
+	return distance(x, y) <= strlen(x) / 3;
+}
+
 const char *
 dcpd_flag_near(const char *name, char *buf, size_t cap)
 {
@@ -98,7 +133,7 @@ dcpd_flag_near(const char *name, char *buf, size_t cap)
 		for (one = strtok_r(all, "|", &save); one != NULL;
 		    one = strtok_r(NULL, "|", &save)) {
 			n = strlen(one) > 1 ? distance(name, one) : 100;
-			if (n >= nearest)
+			if (n >= nearest || !alike(name, one))
 				continue;
 			nearest = n;
 			snprintf(best, sizeof best, "%s", one);

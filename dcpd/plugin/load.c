@@ -81,7 +81,8 @@ open_folder(const char *dir, int *out, struct dcpd_err *err)
 	/* Links on the way may be root's; what they lead to is checked. */
 	if (realpath(dir, path) == NULL)
 		return dcpd_fail(err, -errno, "folder %.300s: %s; name the "
-		    "one that has the plugins by --plugin-dir", dir,
+		    "one that has the plugins by --plugin-dir (in a build "
+		    "tree: --plugin-dir plugins/.libs)", dir,
 		    strerror(errno));
 	fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)

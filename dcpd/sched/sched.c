@@ -119,9 +119,12 @@ dcpd_reqs_remove(struct req **v, uint32_t *n, struct req *r)
 	--*n;
 }
 
+/* One that only asks for its tokens is in no counter of requests. */
 static void
 count_end(const struct req *r, uint32_t finish, const struct dcpd_err *err)
 {
+	if (r->flags & DCP_TOKENIZE)
+		return;
 	if (r->ctl & CTL_GONE || (err == NULL && finish == DCP_FINISH_ABORT))
 		DCPD_COUNT(requests_cancelled, 1);
 	else if (err == NULL)
@@ -264,11 +267,13 @@ op_submit(void *arg, struct dcpd_submit *sub, struct dcpd_err *err)
 		rc = link_in(s, r, err);
 	pthread_mutex_unlock(&s->lock);
 	if (rc != 0) {
-		DCPD_COUNT(requests_refused, 1);
+		if (!(r->flags & DCP_TOKENIZE))
+			DCPD_COUNT(requests_refused, 1);
 		free(r);
 		return rc;
 	}
-	DCPD_COUNT(requests_total, 1);
+	if (!(r->flags & DCP_TOKENIZE))
+		DCPD_COUNT(requests_total, 1);
 	dcpd_textpool_post(s->c.pool, uid, &r->job);	/* sets its uid */
 	return 0;
 }

@@ -9,6 +9,8 @@
 
 #include "plugins/http/http.h"
 
+#define REQUEST_ID_MAX 256u	/* bytes of one that goes back */
+
 struct conn;
 struct evbuffer;
 struct evhttp_request;

@@ -360,6 +360,28 @@ take_stream(struct call *call, const json_t *body, struct params *p)
 	return 0;
 }
 
+/* SGLang's and vLLM's x-request-id; the header of that name goes first. */
+static int
+take_id(struct call *call, const json_t *body, struct params *p)
+{
+	size_t n;
+
+	if (field_string(call, body, "request_id", &p->rid) < 0 ||
+	    field_string(call, body, "rid", &p->rid) < 0)
+		return -EINVAL;
+	n = p->rid != NULL ? strlen(p->rid) : 0;
+	/* It stays when the body goes, and is in no bound of bytes. */
+	if (n > REQUEST_ID_MAX)
+		return wrong(call, json_object_get(body, "rid") != NULL ?
+		    "rid" : "request_id", "at most 256 bytes");
+	for (size_t i = 0; i < n; i++)
+		if (p->rid[i] < ' ' || p->rid[i] > '~')
+			n = 0;		/* no header can have it */
+	if (n > 0 && server_header(call, "x-request-id") == NULL)
+		server_set_header(call, "x-request-id", p->rid);
+	return 0;
+}
+
 int
 params_parse(struct call *call, const json_t *body,
     const char *const *max_tokens_names, struct params *out)
@@ -370,6 +392,7 @@ params_parse(struct call *call, const json_t *body,
 	p.options = json_object();
 	rc = p.options == NULL ? -ENOMEM : 0;
 	if (rc != 0 ||
+	    (rc = take_id(call, body, &p)) < 0 ||
 	    (rc = take_stream(call, body, &p)) < 0 ||
 	    (rc = take_numbers(call, body, &p)) < 0 ||
 	    (rc = take_integers(call, body, &p)) < 0 ||

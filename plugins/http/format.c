@@ -14,7 +14,14 @@
 #define ONLY_JSON "answers are held to JSON and JSON schemas alone: give " \
 	"response_format"
 
-enum when { GIVEN, TRUE, FALSE };
+#define THINKING "give chat_template_kwargs.enable_thinking"
+#define APART "reasoning always comes apart from the answer, in " \
+	"reasoning_content"
+#define ONLY_OURS "of the samplers there are temperature, top_p, top_k, " \
+	"min_p and penalties"
+
+/* SET: whatever it is. NOT_0, NOT_1: another number than that, or none. */
+enum when { GIVEN, SET, TRUE, FALSE, NOT_0, NOT_1 };
 
 static const struct {
 	const char *key;
@@ -36,6 +43,25 @@ static const struct {
 	  "shall be read" },
 	{ "prompt_embeds", GIVEN, "want text or token ids" },
 	{ "functions", GIVEN, "give tools" },
+	{ "max_new_tokens", SET, "give max_tokens" },
+	{ "n_predict", SET, "give max_tokens" },
+	{ "repeat_penalty", NOT_1, "give repetition_penalty" },
+	{ "stop_regex", GIVEN, "give stop, a list of strings" },
+	{ "typical_p", NOT_1, ONLY_OURS },
+	{ "typical", NOT_1, ONLY_OURS },
+	{ "mirostat", NOT_0, ONLY_OURS },
+	{ "dry_multiplier", NOT_0, ONLY_OURS },
+	{ "xtc_probability", NOT_0, ONLY_OURS },
+	{ "samplers", GIVEN, "their order is fixed" },
+	{ "thinking_token_budget", SET, "thinking is not cut: max_tokens "
+	  "bounds all of the answer, chat_template_kwargs.enable_thinking: "
+	  "false leaves it out" },
+	{ "lora_path", GIVEN, "there are no adapters" },
+	{ "enable_thinking", SET, THINKING },
+	{ "reasoning", GIVEN, "give reasoning_effort, or "
+	  "chat_template_kwargs.enable_thinking" },
+	{ "separate_reasoning", FALSE, APART },
+	{ "include_reasoning", FALSE, APART },
 	{ "use_beam_search", TRUE, "there is none" },
 	{ "include_stop_str_in_output", TRUE, "a stop string is never part of "
 	  "the answer" },
@@ -68,19 +94,59 @@ given(const json_t *o, const char *key)
 	return v;
 }
 
+/* Would passing it over change the answer? */
+static bool
+asks(const json_t *body, const char *key, enum when when)
+{
+	const json_t *v = json_object_get(body, key);
+
+	switch (when) {
+	case GIVEN:
+		return given(body, key) != NULL;
+	case SET:
+		return v != NULL && !json_is_null(v);
+	case TRUE:
+		return json_is_true(v);
+	case FALSE:
+		return json_is_false(v);
+	default:
+		return given(body, key) != NULL && (!json_is_number(v) ||
+		    json_number_value(v) != (when == NOT_1));
+	}
+}
+
 static int
 refuse_all(struct call *call, const json_t *body)
 {
-	const json_t *v;
+	for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+		if (asks(body, refused[i].key, refused[i].when))
+			return refuse(call, refused[i].key, refused[i].why);
+	return params_template(call, body);
+}
+
+int
+params_template(struct call *call, const json_t *body)
+{
+	static const char *const known[] = {
+		"enable_thinking", "thinking", "clear_thinking",
+		"reasoning_effort",
+	};
+	json_t *o = json_object_get(body, "chat_template_kwargs"), *v;
+	const char *key;
 	size_t i;
 
-	for (i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-		v = json_object_get(body, refused[i].key);
-		if (refused[i].when == GIVEN ?
-		    given(body, refused[i].key) != NULL :
-		    refused[i].when == TRUE ? json_is_true(v) :
-		    json_is_false(v))
-			return refuse(call, refused[i].key, refused[i].why);
+	json_object_foreach(o, key, v) {
+		for (i = 0; i < sizeof known / sizeof known[0]; i++)
+			if (strcmp(key, known[i]) == 0)
+				break;
+		if (i < sizeof known / sizeof known[0] ||
+		    json_is_null(v))
+			continue;
+		call_error(call, 400, "chat_template_kwargs", "unsupported",
+		    "chat_template_kwargs: %.100s is not supported: there are "
+		    "enable_thinking, thinking, clear_thinking and "
+		    "reasoning_effort", key);
+		return -EINVAL;
 	}
 	return 0;
 }

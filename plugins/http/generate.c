@@ -46,6 +46,7 @@ gen_free(struct gen *g)
 	input_free(g->input);
 	free(g->options);
 	free(g->model);
+	free(g->rid);
 	params_free(&g->p);
 	if (g->style->free != NULL)
 		g->style->free(g->arg);
@@ -477,6 +478,8 @@ gen_start(struct call *call, const struct gen_style *style, struct params *p,
 	g->t_start = http_now();
 	/* Its own: an answer may outlive the connection, and the name. */
 	g->model = strdup(engine_model(e));
+	g->rid = g->p.rid != NULL ? strdup(g->p.rid) : NULL;
+	g->p.rid = NULL;
 	g->n_prompts = n_prompts;
 	TAILQ_INSERT_TAIL(engine_gens(e), g, link);
 	random_id(g->id, sizeof g->id, style->id_prefix != NULL ?
@@ -561,7 +564,8 @@ gen_abort(struct engine *e, const char *id)
 			continue;
 		rid = call_header(g->call, "x-request-id");
 		if (id != NULL && strcmp(id, g->id) != 0 &&
-		    (rid == NULL || strcmp(id, rid) != 0))
+		    (rid == NULL || strcmp(id, rid) != 0) &&
+		    (g->rid == NULL || strcmp(id, g->rid) != 0))
 			continue;
 		found = true;
 		for (uint32_t i = 0; i < g->n_sent; i++)

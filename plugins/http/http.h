@@ -215,13 +215,15 @@ struct params {
 	const char **stop;
 	uint32_t *stop_ids;
 	struct dcp_logit_bias *bias;
+	const char *rid;		/* in the body; NULL: none */
 };
 
 /*
  * temperature, top_p, top_k, min_p, penalties, logit_bias, seed, n, stop,
  * stop_token_ids, min_tokens, ignore_eos, stream, stream_options, priority,
- * skip_special_tokens, cache_salt, and max_tokens under the names given (the
- * first that is there; NULL-ended). -EINVAL: 400 is out. null is as absent.
+ * skip_special_tokens, cache_salt, rid or request_id, and max_tokens under the
+ * names given (the first that is there; NULL-ended). -EINVAL: 400 is out. null
+ * is as absent.
  */
 int params_parse(struct call *, const json_t *body,
     const char *const *max_tokens_names, struct params *out);
@@ -235,6 +237,8 @@ int params_option(struct params *, const json_t *body, const char *key);
  * the answer is out.
  */
 int params_format(struct call *, const json_t *body, struct params *);
+/* -EINVAL: chat_template_kwargs has what no template knows; 400 is out. */
+int params_template(struct call *, const json_t *body);
 
 /*
  * One field, for an API's own ones. Absent or null: *out stays, 0. 1: it is
@@ -340,6 +344,7 @@ struct gen {
 	struct params p;
 	void *arg;			/* the API's own */
 	char id[48];
+	char *rid;			/* the client's, of the body; or NULL */
 	char mark[32];			/* gen_probs's: nobody can know it */
 	int64_t created;		/* seconds since 1970 */
 	char *model;			/* served name */

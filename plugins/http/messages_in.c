@@ -392,6 +392,7 @@ take_thinking(struct call *call, const json_t *body, struct params *p)
 	const char *type = "disabled";
 
 	if (field_json(call, body, "thinking", JSON_OBJECT, &v) < 0 ||
+	    params_template(call, body) < 0 ||
 	    field_json(call, body, "chat_template_kwargs", JSON_OBJECT,
 	    &kw) < 0)
 		return -EINVAL;

@@ -124,7 +124,10 @@ flush_cache(struct call *call)
 	    "pages", (json_int_t)pages));
 }
 
-/* {"rid": ID}: the answer's id, or its x-request-id. {"abort_all": true} */
+/*
+ * {"rid": ID}: the answer's id, its x-request-id, or the rid or request_id of
+ * its body. {"abort_all": true}
+ */
 void
 abort_request(struct call *call)
 {

@@ -317,7 +317,7 @@ take_reasoning_options(struct call *call, const json_t *body, struct params *p)
 
 	if (field_json(call, body, "reasoning", JSON_OBJECT, &r) < 0 ||
 	    field_json(call, body, "chat_template_kwargs", JSON_OBJECT,
-	    &kw) < 0 ||
+	    &kw) < 0 || params_template(call, body) < 0 ||
 	    (r != NULL && field_string(call, r, "effort", &effort) < 0))
 		return -EINVAL;
 	if (kw != NULL && option_set(p, "chat_template_kwargs",

@@ -13,8 +13,6 @@
 #include "plugins/http/messages.h"
 #include "plugins/http/page.h"
 
-#define REQUEST_ID_MAX 256u
-
 /* More specific paths go before the prefix that covers them. */
 const struct route routes[] = {
 	{ "GET", "/", ROUTE_PUBLIC, page_index, NULL },
@@ -47,6 +45,34 @@ const struct route routes[] = {
 	{ "POST", "/reset_prefix_cache", 0, flush_cache, NULL },
 	{ NULL, NULL, 0, NULL, NULL },
 };
+
+/* What other engines have elsewhere. */
+static const struct {
+	const char *path, *instead;
+} others[] = {
+	{ "/generate", "/v1/completions takes text or token ids, and gives "
+	  "logprobs" },
+	{ "/completion", "/v1/completions takes text or token ids, and gives "
+	  "logprobs" },
+	{ "/props", "GET /server_info has the model and its limits" },
+	{ "/slots", "GET /metrics has how many requests run and wait, "
+	  "`dcpctl requests` lists them" },
+	{ "/apply-template", "POST /tokenize takes messages, and /detokenize "
+	  "gives the text of its tokens" },
+	{ "/load", "GET /metrics has how many requests run and wait" },
+	{ "/get_load", "GET /metrics has how many requests run and wait" },
+	{ "/docs", "doc/http.md of dcpd has all paths and fields" },
+	{ "/openapi.json", "doc/http.md of dcpd has all paths and fields" },
+};
+
+static const char *
+instead_of(const char *path)
+{
+	for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+		if (strcmp(path, others[i].path) == 0)
+			return others[i].instead;
+	return "the API begins at /v1/";
+}
 
 static bool
 path_matches(const struct route *r, const char *path)
@@ -256,5 +282,5 @@ routes_dispatch(struct call *call)
 		return;
 	}
 	call_error(call, 404, NULL, "unknown_path", "%.200s: there is no such "
-	    "path; the API begins at /v1/", call->path);
+	    "path; %s", call->path, instead_of(call->path));
 }

@@ -142,6 +142,7 @@ tokenize(struct call *call)
 	    field_json(call, body, "messages", JSON_ARRAY, &messages) < 0 ||
 	    field_string(call, body, "content", &s) < 0 ||
 	    field_string(call, body, "prompt", &s) < 0 ||
+	    params_template(call, body) < 0 ||
 	    !engine_is_ready(e, call))
 		goto out;
 	if (s == NULL && messages == NULL) {

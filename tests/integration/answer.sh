@@ -20,6 +20,9 @@ does Ann have now?" "Ann has 2 pears. Ben gives Ann 3 more. How many pears \
 does Ann have now?" | ctl chat --temperature 0 >"$work/two" ||
     fail "two questions"
 grep -qx 42 "$work/two" || fail "the first answer: $(cat "$work/two")"
+# Nothing is dim here: a blank line stands before the answer.
+[ "$(grep -xB 1 42 "$work/two" | head -n 1)" = "" ] ||
+    fail "reasoning and answer are one: $(cat "$work/two")"
 # What is no text is said, and not asked without it.
 for what in question system; do
 	rc=0
@@ -30,6 +33,13 @@ for what in question system; do
 	[ $rc = 2 ] && grep -q "$what is not UTF-8" "$work/err" ||
 	    fail "a $what that is not UTF-8 ends with $rc: $(cat "$work/err")"
 done
+ctl status >"$work/o"
+grep -q "pages used  cached  pages$" "$work/o" || fail "$(cat "$work/o")"
+# A reader of the price that goes is no error. (No tarball has the script.)
+if [ -e "$srcdir/tools/dcp_price.py" ]; then
+	python3 -u "$srcdir/tools/dcp_price.py" 2>"$work/err" | head -n 1
+fi >/dev/null
+[ ! -s "$work/err" ] || fail "dcp_price.py | head: $(cat "$work/err")"
 ctl check >/dev/null || fail "invariants"
 ctl status -j >"$work/o"
 json "$work/o" 'o["counters"]["requests_finished"] == 3 and

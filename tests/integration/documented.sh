@@ -26,6 +26,9 @@ examples() {	# the lines of a page's EXAMPLES
 	examples "$srcdir/doc/man/dcpd.8"
 	examples "$srcdir/doc/man/dcpctl.1"
 } | here >"$work/commands"
+# None is left to the default socket: a clone has no folder for that.
+! grep -hE '^ {4}.*dcpd/dcpd ' "$srcdir/README.md" "$srcdir/doc/http.md" |
+    grep -vE -- '--plan|--socket' || fail "a command without --socket"
 count=$(wc -l <"$work/commands")
 [ "$count" -ge 9 ] || fail "only $count commands found"
 

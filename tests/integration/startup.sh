@@ -206,6 +206,9 @@ rc=0
     fail "no tools: $rc, $(cat "$work/o")"
 "$DCPCTL" help chat >"$work/o" || fail "help chat"
 grep -q "usage: dcpctl chat" "$work/o" || fail "help chat: $(cat "$work/o")"
+"$DCPCTL" bench decode --help >"$work/want" || fail "bench decode --help"
+"$DCPCTL" help bench decode >"$work/o" || fail "help bench decode"
+cmp -s "$work/o" "$work/want" || fail "help bench decode: $(cat "$work/o")"
 # Every line of help leaves a terminal of 80 columns its last one.
 "$DCPCTL" help >"$work/help"
 commands=$(sed -n '/^options/q; s/^  \([a-z]*\) .*/\1/p' "$work/help")

@@ -463,13 +463,37 @@ def what_other_engines_call_a_schema(d):
                 "grammar": ["x"], "functions": [[{"name": "f"}]],
                 "bad_words": [["a"]], "continue_final_message": [True],
                 "add_generation_prompt": [False], "use_beam_search": [True],
-                "prompt_logprobs": [0, 1]}.items():
+                "prompt_logprobs": [0, 1],
+                "max_new_tokens": [5], "n_predict": [5, 0, -1],
+                "repeat_penalty": [1.1, 0], "stop_regex": ["a+"],
+                "typical_p": [.9], "typical": [.9], "mirostat": [2],
+                "dry_multiplier": [.8], "xtc_probability": [.5],
+                "samplers": [["top_k"]], "thinking_token_budget": [0, 9],
+                "lora_path": ["x"], "enable_thinking": [True, False],
+                "reasoning": [{"enabled": False}, {"effort": "low"}],
+                "separate_reasoning": [False], "include_reasoning": [False],
+                "chat_template_kwargs": [{"enable_thinkin": False}]
+                }.items():
             for v in values:
                 bad(d, path, {**body, key: v}, key)
     # What asks for nothing is no reason.
     chat(d, max_tokens=2, guided_json=None, guided_choice=[], regex="",
          structured_outputs={}, continue_final_message=False, functions=[],
-         add_generation_prompt=True, use_beam_search=False)
+         add_generation_prompt=True, use_beam_search=False,
+         max_new_tokens=None, repeat_penalty=1.0, typical_p=1, mirostat=0,
+         dry_multiplier=0.0, xtc_probability=0, samplers=[], lora_path=None,
+         enable_thinking=None, reasoning={}, separate_reasoning=True,
+         include_reasoning=True, stop_regex=[], thinking_token_budget=None,
+         chat_template_kwargs={"thinking": False, "enable_thinking": False,
+                               "clear_thinking": True, "reasoning_effort":
+                               "low", "preserve": None})
+    # Everywhere that takes them.
+    for path, body in (("/tokenize", {"messages": ASK}),
+                       ("/v1/responses", {"input": "a"}),
+                       ("/v1/messages", {"messages": ASK, "max_tokens": 2})):
+        body["chat_template_kwargs"] = {"enable_thinkin": False}
+        o = d.post(path, body, 400)["error"]
+        assert "enable_thinkin is not" in o["message"], (path, o)
 
 
 def content_is_text_or_parts(d):

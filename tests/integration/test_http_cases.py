@@ -286,6 +286,26 @@ def aborted_answers_say_so(_):
             d.post("/abort_request", {"rid": "mine"})
             o = json.loads(s.answer()[2])
             assert o["choices"][0]["finish_reason"] == "abort"
+            # SGLang's and vLLM's field for it.
+            for key in ("rid", "request_id"):
+                s.send(request("POST", COMP, {
+                    **FOREVER, "stream": False, key: "its own"}))
+                suite.until(lambda: live(d) == 1, "it does not run")
+                d.post("/abort_request", {"rid": "its own"})
+                _, h, body = s.answer()
+                assert h["x-request-id"] == "its own", h
+                o = json.loads(body)
+                assert o["choices"][0]["finish_reason"] == "abort"
+            s.send(request("POST", COMP, {**FOREVER, "stream": False,
+                                          "rid": "in\r\nx: 1"}))
+            suite.until(lambda: live(d) == 1, "it does not run")
+            d.post("/abort_request", {"rid": "in\r\nx: 1"})
+            assert "x-request-id" not in s.answer()[1]
+            for key, v in (("rid", 3), ("request_id", "a" * 257)):
+                status, _, body = d.ask("POST", COMP, {
+                    **FOREVER, "max_tokens": 1, key: v})
+                assert status == 400, status
+                assert json.loads(body)["error"]["param"] == key, body
             s.send(request("POST", COMP, FOREVER))
             s.head()
             d.post("/abort_request", {"abort_all": True})

@@ -43,10 +43,15 @@ def every_path_and_key_is_on_the_page(_):
         page = f.read()
     with open(os.path.join(SRC, "plugins/http/routes.c")) as f:
         paths = re.findall(r'\{ "(?:GET|POST)", "([^"]+)"', f.read())
+    with open(os.path.join(SRC, "plugins/http/routes.c")) as f:
+        others = re.findall(r'\{ "(/[a-z./_-]+)", "', f.read())
+    with open(os.path.join(SRC, "plugins/http/format.c")) as f:
+        fields = re.findall(r'^\t\{ "(\w+)", [A-Z]', f.read(), re.M)
+    assert len(others) >= 9 and len(fields) > 30, (others, fields)
     with open(os.path.join(SRC, "plugins/http/settings.c")) as f:
         keys = re.findall(r'\{ "(\w+)", set_\w+ \}', f.read())
     assert len(paths) > 12 and len(keys) > 7, (paths, keys)
-    for name in paths + keys:
+    for name in paths + keys + others + fields:
         if name in ("/get_server_info",):       # an old name
             continue
         assert name in page, f"doc/http.md does not say {name}"

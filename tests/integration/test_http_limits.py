@@ -518,6 +518,17 @@ def a_key_is_no_strangers(_):
 def unknown_paths_and_methods(d):
     status, _, body = d.ask("GET", "/v1/nothing")
     assert status == 404 and error(body)["code"] == "unknown_path"
+    for path, word in (("/generate", "/v1/completions"),
+                       ("/completion", "/v1/completions"),
+                       ("/props", "/server_info"), ("/slots", "/metrics"),
+                       ("/apply-template", "/tokenize"),
+                       ("/load", "/metrics"), ("/get_load", "/metrics"),
+                       ("/docs", "http.md"), ("/openapi.json", "http.md")):
+        for method in ("GET", "POST"):
+            status, _, body = d.ask(method, path)
+            e = error(body)
+            assert status == 404 and e["code"] == "unknown_path", (path, e)
+            assert word in e["message"], (path, e)
     status, h, body = d.ask("GET", "/v1/completions")
     assert status == 405 and h["allow"] == "POST"
     error(body)

@@ -67,7 +67,15 @@ def histogram(seen, name):
     return seen[name + "_count"], seen[name + "_sum"]
 
 
+def ask_for_tokens(d):
+    """No request of these reaches the model."""
+    ids = d.post("/tokenize", {"prompt": "The river"})["tokens"]
+    d.post("/detokenize", {"tokens": ids})
+    d.ask("POST", "/tokenize", {"messages": [{"role": "king"}]})
+
+
 def own_names(d):
+    ask_for_tokens(d)
     with d.client() as c:
         for n in range(3):
             c.generate(tokens=[1, 2, 3 + n] * 50, max_tokens=8,
@@ -84,6 +92,9 @@ def own_names(d):
             assert seen[f"dcp:rank_{key}{{rank={r['rank']}}}"] == r[key]
     c = d.ctl_json("status")["counters"]
     assert histogram(seen, "dcp:e2e_seconds")[0] == 3
+    assert seen["dcp:requests_total"] == 3
+    assert seen["dcp:requests_finished_total"] == 3
+    assert seen["dcp:requests_refused_total"] == 0
     n, s = histogram(seen, "dcp:ttft_seconds")
     assert n == 3 and abs(s - c["ttft_ns"] * 1e-9) < 1e-6, (n, s)
     n, s = histogram(seen, "dcp:itl_seconds")
@@ -107,6 +118,7 @@ def dashboard(seen):
 
 def compat(d):
     """What their dashboards ask for, with the label they group by."""
+    ask_for_tokens(d)
     with d.client() as c:
         c.generate(tokens=[1, 2, 3] * 50, max_tokens=8, flags=IGNORE_EOS)
     seen = same_as_status(d)

@@ -140,6 +140,7 @@ def refused_folders(place):
         assert "probe" in plugins(d)
     said = ends(place, "--plugin-dir", place.tmp + "/none", "--plugins", "a")
     assert "No such file" in said and "--plugin-dir" in said, said
+    assert "--plugin-dir plugins/.libs" in said, said
     # A link to the folder is followed; what it leads to is what is checked.
     os.symlink(place.dir, place.tmp + "/to")
     with Daemon(*NULL, "--plugin-dir", place.tmp + "/to", "--plugins",

@@ -259,9 +259,55 @@ START_TEST(mistakes)
 	bad("--model m --zzzzzz 1", "no such flag", "--help");
 	bad("--model m --tensor-paralel-size 8", "did you mean",
 	    "--tensor-parallel-size");
+	/* No guess at a flag that begins with another word. */
+	bad("--model m --cpu-site 8", "no such flag; see", "--help");
+	bad("--model m --host-size 8", "no such flag; see", "--help");
 	bad("serve m", "serve", "dcpd --model m");
 	bad("--model m -c 4096", "--config 4096", "--max-context");
 	bad("--config -/nonexistent/f", "/nonexistent/f", "\"model\"");
+}
+END_TEST
+
+/* Other servers' flags: what is said instead. */
+START_TEST(what_to_give_instead)
+{
+	static const struct {
+		const char *flags, *instead;
+	} list[] = {
+		{ "max-num-batched-tokens max-prefill-tokens batch-size b "
+		  "ubatch-size ub", "--chunked-prefill-size" },
+		{ "enforce-eager disable-cuda-graph", "--cuda-graph-max-bs 0" },
+		{ "block-size", "a page is 64 tokens" },
+		{ "kv-cache-memory-bytes max-total-tokens "
+		  "num-gpu-blocks-override", "--kv-bytes-per-rank" },
+		{ "dcp", "--dcp-size" },
+		{ "parallel np", "--max-running-requests" },
+		{ "threads t", "--cpu-threads" },
+		{ "alias", "--served-model-name" },
+		{ "enable-auto-tool-choice jinja enable-chunked-prefill "
+		  "enable-prefix-caching", "always" },
+		{ "enable-hierarchical-cache cpu-offload-gb swap-space",
+		  "--host-cache-bytes" },
+		{ "dtype", "checkpoint" }, { "seed", "request" },
+		{ "tokenizer revision", "--model" },
+		{ "schedule-policy", "priority" },
+		{ "pp-size pipeline-parallel-size pp", "--tp" },
+		{ "cors-origin", "cors_origin" },
+		{ "disable-log-requests", "not logged" },
+		{ "prefill-context-parallel-size", "--attn-cp-size" },
+		{ "dcp-comm-backend", "--dcp-comm" },
+	};
+	char flag[64], args[100];
+	const char *s;
+	int n;
+
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		for (s = list[i].flags; sscanf(s, "%63s%n", flag, &n) == 1;
+		    s += n) {
+			snprintf(args, sizeof args, "--model m %s%s 1",
+			    strlen(flag) < 3 ? "-" : "--", flag);
+			bad(args, "no such flag; ", list[i].instead);
+		}
 }
 END_TEST
 
@@ -544,6 +590,9 @@ START_TEST(parsers_follow_the_model)
 	ck_assert_int_eq(chat, DCPD_CHAT_NONE);
 	ck_assert_int_eq(parser, DCPD_PARSE_RAW);
 	dcpd_options_free(&o);
+	good("--model m --reasoning-parser deepseek_v3", &o);
+	ck_assert_int_eq(o.reasoning_parser, 3);
+	dcpd_options_free(&o);
 	good("--model m --reasoning-parser glm45", &o);
 	ck_assert_int_lt(dcpd_options_chat(&o, "glm_moe_dsa", NULL, &chat,
 	    &parser, &err), 0);
@@ -638,6 +687,7 @@ main(void)
 	tcase_add_test(t, fp8_weights);
 	tcase_add_test(t, refused_flags);
 	tcase_add_test(t, mistakes);
+	tcase_add_test(t, what_to_give_instead);
 	tcase_add_test(t, bad_values);
 	tcase_add_test(t, values_that_are_very_long);
 	tcase_add_test(t, config_file);
