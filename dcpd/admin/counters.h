@@ -26,7 +26,7 @@
 	X(output_tokens,      C, "tokens generated") \
 	X(first_tokens,       C, "requests that got a token") \
 	X(ttft_ns,            C, "from submission to first token, ns") \
-	X(later_tokens,       C, "tokens that came after a request's first") \
+	X(later_tokens,       C, "tokens that came later than a request's first ones") \
 	X(itl_ns,             C, "waited for them by their streams, ns") \
 	X(steps,              C, "steps run") \
 	X(decode_steps,       C, "decode passes run") \

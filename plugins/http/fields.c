@@ -106,8 +106,8 @@ field_number(struct call *call, const json_t *body, const char *key,
 }
 
 int
-field_string(struct call *call, const json_t *body, const char *key,
-    const char **out)
+field_text(struct call *call, const json_t *body, const char *key,
+    const json_t **out)
 {
 	const json_t *v = get(body, key);
 
@@ -115,6 +115,19 @@ field_string(struct call *call, const json_t *body, const char *key,
 		return 0;
 	if (!json_is_string(v))
 		return wrong(call, key, "a string");
+	*out = v;
+	return 1;
+}
+
+int
+field_string(struct call *call, const json_t *body, const char *key,
+    const char **out)
+{
+	const json_t *v = NULL;
+	int rc = field_text(call, body, key, &v);
+
+	if (rc <= 0)
+		return rc;
 	if (strlen(json_string_value(v)) != json_string_length(v))
 		return wrong(call, key, "a string without U+0000");
 	*out = json_string_value(v);

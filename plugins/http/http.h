@@ -249,6 +249,9 @@ int field_int(struct call *, const json_t *body, const char *key, int64_t min,
     int64_t max, int64_t *out);
 int field_number(struct call *, const json_t *body, const char *key,
     double min, double max, double *out);
+/* Text, which may hold U+0000; field_string: which may not. */
+int field_text(struct call *, const json_t *body, const char *key,
+    const json_t **out);
 int field_string(struct call *, const json_t *body, const char *key,
     const char **out);
 /* An object or an array of the body: wants JSON_OBJECT or JSON_ARRAY. */

@@ -135,13 +135,13 @@ tokenize(struct call *call)
 	json_t *body = call_json(call), *messages = NULL;
 	struct dcp_request r = { .input = DCP_INPUT_TEXT };
 	struct params p = { .options = json_object() };
-	const char *s = NULL;
+	const json_t *s = NULL;
 	char *text = NULL, *options = NULL;
 
 	if (body == NULL ||
 	    field_json(call, body, "messages", JSON_ARRAY, &messages) < 0 ||
-	    field_string(call, body, "content", &s) < 0 ||
-	    field_string(call, body, "prompt", &s) < 0 ||
+	    field_text(call, body, "content", &s) < 0 ||
+	    field_text(call, body, "prompt", &s) < 0 ||
 	    params_template(call, body) < 0 ||
 	    !engine_is_ready(e, call))
 		goto out;
@@ -153,15 +153,17 @@ tokenize(struct call *call)
 	if (s == NULL) {
 		text = json_dumps(messages, JSON_COMPACT);
 		r.input = DCP_INPUT_CHAT;
-		s = text != NULL ? text : "";
+		r.data = text != NULL ? text : "";
+		r.len = strlen(r.data);
 		(void)params_option(&p, body, "tools");
 		(void)params_option(&p, body, "chat_template_kwargs");
 		(void)params_option(&p, body, "reasoning_effort");
 		options = json_dumps(p.options, JSON_COMPACT);
 		r.options = options;
+	} else {
+		r.data = json_string_value(s);
+		r.len = json_string_length(s);
 	}
-	r.data = s;
-	r.len = strlen(s);
 	start(call, &r, false);
 out:
 	params_free(&p);

@@ -391,7 +391,7 @@ def integers_beyond_64_bits(d):
                                       "content": "ok"}]}]})
 
 
-def nul_in_descriptions_only(d):
+def nul_in_texts_only(d):
     def tools(name="f", describe="what", enum="x"):
         return [{"type": "function", "function": {
             "name": name, "description": describe, "parameters": {
@@ -407,6 +407,20 @@ def nul_in_descriptions_only(d):
             word=f"{key}: a string holds U+0000")
     bad(d, CHAT, {"messages": ASK, "cache_salt": "a\0b"},
         "cache_salt", word="cache_salt: a string holds U+0000")
+    for kw, key in (({"role": "user\0", "content": "x"}, "role"),
+                    ({"role": "assistant", "tool_calls": [{"function": {
+                        "name": "f\0g", "arguments": "{}"}}]},
+                     "function.name")):
+        bad(d, CHAT, {"messages": [*ASK, kw]}, "messages",
+            word=f"{key} is a string with U+0000")
+    e = d.post("/v1/messages", {"max_tokens": 2, "messages": [
+        {"role": "user\0", "content": "x"}]}, 400)["error"]
+    assert "role must be without U+0000" in e["message"], e
+    # What counts a prompt takes what a completion takes.
+    for text in ("a\0b", "\0"):
+        n = d.post("/tokenize", {"prompt": text})["count"]
+        assert n == d.post("/v1/completions", {"prompt": text, "max_tokens":
+                                               1})["usage"]["prompt_tokens"]
 
 
 def answers_follow_a_schema(d):
@@ -831,7 +845,7 @@ with HttpDaemon("--max-context", 600) as daemon:
         a_stream_is_the_whole_in_pieces, usage_only_when_asked,
         reasoning_has_two_names_out_and_in, an_answer_without_its_thinking,
         tools_are_called, a_call_is_forced, integers_beyond_64_bits,
-        nul_in_descriptions_only, answers_follow_a_schema,
+        nul_in_texts_only, answers_follow_a_schema,
         what_other_engines_call_a_schema,
         content_is_text_or_parts, logprobs_of_a_chat,
         the_same_bytes_over_the_ring, n_answers_differ_by_their_seed,
