@@ -92,9 +92,10 @@ search_offers(const Shared &s, const struct dcpg_select &g)
 		least = min(least, w.lo);
 		low = max(low, w.lo);
 	}
+	ok = ok && all <= edges(g.ranks);
 	if (ok && low == 0 && need >= all)	/* no more than k keys: all */
 		return (Search){ 0, 0, 1, 0, 0, ~0ull };
-	if (!ok || need > all || all > edges(g.ranks))
+	if (!ok || need > all)
 		return (Search){ 0, 0, 0, 0, 0, 0 };
 	return (Search){ (uint64_t)least << 32, ((uint64_t)most << 32) - 1,
 	    need, 0, (uint64_t)low << 32, (uint64_t)high << 32 };

@@ -902,6 +902,9 @@ index_tests(void)
 		    peers.at(D)));
 	}
 	CASE(select_case(24, 30000, 2048, 2, 0, 2048, salt, peers.at(2)));
+	/* no more than k keys, but more than offers have room for */
+	CASE(select_case(3, 7000, 8192, 4, 0, 4096, salt));
+	CASE(select_case(3, 7000, 8192, 4, 0, 4096, salt, peers.at(4)));
 	if (!brief) {
 		CASE(select_case(2, 163905, 2048, 1, 0, 1024, salt));
 		CASE(select_case(2, 600001, 2048, 2, 0, 1024, salt));

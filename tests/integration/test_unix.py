@@ -237,6 +237,13 @@ def three_ways():
             assert r.status == 200, text
             return json.loads(text)["choices"][0]
 
+        def healthy():
+            h.request("GET", "/health")
+            r = h.getresponse()
+            r.read()
+            return r.status == 200
+
+        until(healthy)      # it looks for the engine ten times a second
         for seed in (1, 2, 3):
             same = dict(max_tokens=40, temperature=1.2, seed=seed)
             want = ring.generate(text="The river", **same).text
