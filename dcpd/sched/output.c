@@ -181,7 +181,7 @@ emit_done(struct req *r, uint32_t finish, const struct dcp_usage *usage)
 		if (dcpd_out_calls(r->out) > 0)
 			ev.finish = DCP_FINISH_TOOL_CALLS;
 	}
-	if (finish != DCP_FINISH_ABORT && !(r->sub->flags & DCP_TOKENIZE))
+	if (finish != DCP_FINISH_ABORT && dcpd_req_counts(r))
 		dcpd_observe(DCPD_HIST_e2e, dcpd_now_ns() - r->t_submit, 1);
 	(void)dcpd_ipc_emit(r->sub->client, r->sub->id, &ev);
 }

@@ -119,11 +119,17 @@ dcpd_reqs_remove(struct req **v, uint32_t *n, struct req *r)
 	--*n;
 }
 
-/* One that only asks for its tokens is in no counter of requests. */
+/* One that only asks for its tokens is in none. */
+bool
+dcpd_req_counts(const struct req *r)
+{
+	return (r->flags & DCP_TOKENIZE) == 0;
+}
+
 static void
 count_end(const struct req *r, uint32_t finish, const struct dcpd_err *err)
 {
-	if (r->flags & DCP_TOKENIZE)
+	if (!dcpd_req_counts(r))
 		return;
 	if (r->ctl & CTL_GONE || (err == NULL && finish == DCP_FINISH_ABORT))
 		DCPD_COUNT(requests_cancelled, 1);
@@ -267,12 +273,12 @@ op_submit(void *arg, struct dcpd_submit *sub, struct dcpd_err *err)
 		rc = link_in(s, r, err);
 	pthread_mutex_unlock(&s->lock);
 	if (rc != 0) {
-		if (!(r->flags & DCP_TOKENIZE))
+		if (dcpd_req_counts(r))
 			DCPD_COUNT(requests_refused, 1);
 		free(r);
 		return rc;
 	}
-	if (!(r->flags & DCP_TOKENIZE))
+	if (dcpd_req_counts(r))
 		DCPD_COUNT(requests_total, 1);
 	dcpd_textpool_post(s->c.pool, uid, &r->job);	/* sets its uid */
 	return 0;

@@ -293,6 +293,7 @@ void dcpd_reqs_remove(struct req **, uint32_t *n, struct req *);
 /* Step thread. Pages go back now; the final event follows the box. */
 void dcpd_req_end(struct req *, uint32_t finish, const struct dcpd_err *);
 /* sched.c; the lock is not held */
+bool dcpd_req_counts(const struct req *);	/* in metrics of requests */
 void dcpd_req_put(struct req *);		/* the last one frees it */
 void dcpd_sched_flush_posts(struct dcpd_sched *);
 

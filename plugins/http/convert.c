@@ -26,6 +26,15 @@ convert_free(struct convert *c)
 	*c = (struct convert){ 0 };
 }
 
+const char *
+convert_string(const json_t *v, const char **why)
+{
+	const char *s = json_string_value(v);
+
+	*why = s == NULL ? "must be a string" : "must be without U+0000";
+	return s != NULL && strlen(s) == json_string_length(v) ? s : NULL;
+}
+
 static void
 append(struct convert *c, json_t *message)
 {

@@ -43,6 +43,9 @@ struct text convert_borrow(const json_t *string);
 int convert_text(struct call *, const json_t *content,
     const char *const *types, const char *where, struct text *out);
 
+/* A string without U+0000, which would end it early. NULL: *why is wrong. */
+const char *convert_string(const json_t *, const char **why);
+
 /* One tool, in chat's form; takes over nothing. NULL: no memory. */
 json_t *convert_tool(const char *name, const json_t *description,
     const json_t *parameters, const json_t *strict);

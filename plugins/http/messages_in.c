@@ -36,15 +36,11 @@ bad(const struct block *b, const char *key, const char *why)
 static const char *
 member(const struct block *b, const char *key)
 {
-	const json_t *v = json_object_get(b->v, key);
-	const char *s = json_string_value(v);
+	const char *why;
+	const char *s = convert_string(json_object_get(b->v, key), &why);
 
 	if (s == NULL)
-		bad(b, key, "must be a string");
-	else if (strlen(s) != json_string_length(v)) {
-		bad(b, key, "must be without U+0000");
-		s = NULL;
-	}
+		bad(b, key, why);
 	return s;
 }
 

@@ -99,15 +99,11 @@ bad_item(const struct item *it, const char *key, const char *why)
 static const char *
 member(const struct item *it, const char *key)
 {
-	const json_t *v = json_object_get(it->v, key);
-	const char *s = json_string_value(v);
+	const char *why;
+	const char *s = convert_string(json_object_get(it->v, key), &why);
 
 	if (s == NULL)
-		bad_item(it, key, "must be a string");
-	else if (strlen(s) != json_string_length(v)) {
-		bad_item(it, key, "must be without U+0000");
-		s = NULL;
-	}
+		bad_item(it, key, why);
 	return s;
 }
 
