@@ -365,6 +365,33 @@ bench_index(void)
 			    tt / f, both, tt / both);
 			fflush(stdout);
 		}
+	/* As many keys, of which a rank of D has 64 / D of a page. */
+	for (uint32_t b : { 1u, 8u, 32u })
+		for (uint32_t L : { 4096u, 65536u }) {
+			int sets = (int)std::min<size_t>(16, 200000000 /
+			    ((size_t)b * L * 132) + 2);
+
+			len.put(std::vector<uint32_t>(128, L));
+			printf("scores of a rank of D = 1, 2, 4, 8, L=%u b=%u:",
+			    L, b);
+			for (uint32_t P = 64; P >= 8; P /= 2) {
+				struct dcpg_index_score a = { q8.d, w.d,
+				    keys.d, ks.d, table.d, at.d, len.d, score.d,
+				    hist.d, b, H, L, L, P };
+
+				for (uint32_t r = 0; r < 128; r++)
+					ha[r] = r * (L / P);
+				at.put(ha);
+				printf(" %.2f", replay(sets, [&](int j,
+				    cudaStream_t st) {
+					a.table = table.d + (size_t)j * b *
+					    (L / P);
+					CALL(dcpg_index_score(&a, st));
+				}));
+			}
+			printf(" us\n");
+			fflush(stdout);
+		}
 }
 
 /* --- prefill ------------------------------------------------------------- */

@@ -119,6 +119,7 @@ struct AttendCase {
 	bool out_f32;
 	std::vector<uint32_t> counts;	/* cycled over the rows */
 	double grow;		/* rows get larger along the list: 1 = not */
+	uint32_t expected = 0;	/* of a list; 0: max */
 };
 
 static void
@@ -228,6 +229,7 @@ attend_case(const AttendCase &c, uint64_t salt)
 	a.rows = c.rows;
 	a.heads = c.heads;
 	a.list_stride = a.max_count = c.max;
+	a.expected = c.expected;
 	a.kv = c.bf16 ? DCPK_KV_BF16 : DCPK_KV_FP8;
 	a.out_f32 = c.out_f32;
 	a.scale = scale;
@@ -292,11 +294,12 @@ attend_case(const AttendCase &c, uint64_t salt)
 	double rel = norm > 0 ? sqrt(err / norm) : 0;
 	bool ok = rel < tol && worst < 4 * tol && el < 1e-3 && exact;
 	char what[200];
-	snprintf(what, sizeof what, "attend %s H=%u rows=%u max=%u shape=%u "
-	    "splits=%u team=%u parts=%u %s grow=%g: rel %.2e worst head %.2e "
-	    "lse %.1e%s",
-	    c.bf16 ? "bf16" : "fp8", c.heads, c.rows, c.max, c.shape, c.splits,
-	    c.team, parts, c.out_f32 ? "f32" : "bf16", c.grow, rel, worst, el,
+	snprintf(what, sizeof what, "attend %s H=%u rows=%u max=%u (%u) "
+	    "shape=%u splits=%u team=%u parts=%u %s grow=%g: rel %.2e worst "
+	    "head %.2e lse %.1e%s",
+	    c.bf16 ? "bf16" : "fp8", c.heads, c.rows, c.max, c.expected,
+	    c.shape, c.splits, c.team, parts, c.out_f32 ? "f32" : "bf16",
+	    c.grow, rel, worst, el,
 	    exact ? "" : " NOT EXACT: an empty row, turns, or splits' place");
 	verdict(ok, what);
 }
@@ -368,6 +371,24 @@ attend_tests(void)
 					c.shape = i + 1;
 			CASE(attend_case(c, salt));
 		}
+		/* About as many keys as expected: the last split has those that
+		 * are more or less; far more or fewer: all have as many. */
+		for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
+			for (uint32_t x = 0; x < 4; x++) {
+				uint32_t team = x % 2 + 1, s = x < 2 ? 2 : 4;
+				AttendCase c = { b == 1, sh.heads * team, 12,
+				    1300, i + 1, s, team, true, { 1024, 1025,
+				    1040, 1088, 1089, 1152, 1153, 1300, 1023,
+				    990, 769, 768 }, 1, 1024 };
+
+				if (s > sh.splits || c.heads > 128)
+					continue;
+				while (c.rows * s > (uint32_t)sh.fit[team])
+					c.rows /= 2;
+				std::rotate(c.counts.begin(), c.counts.begin() +
+				    turn++ % 12, c.counts.end());
+				CASE(attend_case(c, salt));
+			}
 		for (uint32_t h = 8; h <= 128; h *= 2) {
 			uint32_t rows[] = { 1, 2, 7, 33 };
 
