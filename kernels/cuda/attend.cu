@@ -112,7 +112,7 @@ begin(const Args &g, uint8_t *mem, const Team &team)
 	bar_sync(BAR_Q, S::computing);
 	if (team.n > 1)
 		cluster_wait();		/* everyone's barriers are set up */
-	return my_part(count).n;
+	return my_part(g, count).n;
 }
 
 /* grid: (splits, heads / NH, rows), clusters of (1, team, 1). */
@@ -410,7 +410,10 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 	g.heads = a->heads;
 	g.list_stride = a->list_stride;
 	g.max_count = a->max_count;
-	g.expected = expected(a);
+	g.share = (expected(a) + c.splits - 1) / c.splits;
+	if (c.splits > 1)
+		g.share = round_share(g.share);
+	g.split_magic = c.splits > 1 ? UINT32_MAX / c.splits + 1 : 0;
 	g.scale_log2 = a->scale * 1.4426950408889634f;
 	g.out_f32 = a->out_f32;
 	g.arrive = a->arrive && a->to != NULL;

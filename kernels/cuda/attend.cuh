@@ -34,37 +34,49 @@
 namespace dcpg {
 namespace {
 
+/* Both halves of a word, bf16, times those of k. */
+__device__ inline uint32_t
+mul_bf16x2(uint32_t x, uint32_t k)
+{
+	uint32_t y;
+
+	asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(k));
+	return y;
+}
+
 /*
  * 16 latent dimensions (x, y) of a head and 8 of its rope (z), times a power of
- * two that brings the head's largest latent to 2^7..2^8; returns it. Latents
- * become f16 in the order 0 1 4 5 8 9 12 13, 2 3 6 7 10 11 14 15: then the four
- * bytes that a thread reads from a row at 4c are just the elements k = 2c,
- * 2c+1, 2c+8, 2c+9 of its operand.
+ * two that brings the head's largest latent to 2^7..2^8, which bf16 holds
+ * exactly; returns its inverse, 0 for one of 2^127. Latents become f16 in the
+ * order 0 1 4 5 8 9 12 13, 2 3 6 7 10 11 14 15: then the four bytes that a
+ * thread reads from a row at 4c are just the elements k = 2c, 2c+1, 2c+8, 2c+9
+ * of its operand.
  */
 __device__ inline float
 q_to_f16(uint4 &x, uint4 &y, uint4 &z)
 {
 	uint32_t w[8] = { x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w };
-	uint32_t m = 0, e, f = 0x3f800000;
-	float k;
+	uint32_t m = 0, e, f = 127, k;
 
 #pragma unroll
-	for (int i = 0; i < 8; i++)
-		m = max(m, max(w[i] & 0x7fff, w[i] >> 16 & 0x7fff));
-	e = __reduce_max_sync(~0u, m) >> 7;
+	for (int i = 0; i < 8; i += 2)
+		m = __vimax3_u16x2(m, w[i] & 0x7fff7fff, w[i + 1] & 0x7fff7fff);
+	e = __reduce_max_sync(~0u, max(m >> 16, m & 0xffff)) >> 7;
 	if (e > 0 && e < 255)
-		f = min(max(261 - (int)e, 1), 254) << 23;
-	k = __uint_as_float(f);
+		f = min(max(261 - (int)e, 1), 254);
+	k = f << 23 | f << 7;
 #pragma unroll
-	for (int i = 0; i < 8; i++)
-		w[i] = pack_f16(bf16_lo(w[i]) * k, bf16_hi(w[i]) * k);
+	for (int i = 0; i < 8; i++) {
+		w[i] = mul_bf16x2(w[i], k);
+		w[i] = pack_f16(bf16_lo(w[i]), bf16_hi(w[i]));
+	}
 	x = make_uint4(w[0], w[2], w[4], w[6]);
 	y = make_uint4(w[1], w[3], w[5], w[7]);
-	z.x = pack_bf16(bf16_lo(z.x) * k, bf16_hi(z.x) * k);
-	z.y = pack_bf16(bf16_lo(z.y) * k, bf16_hi(z.y) * k);
-	z.z = pack_bf16(bf16_lo(z.z) * k, bf16_hi(z.z) * k);
-	z.w = pack_bf16(bf16_lo(z.w) * k, bf16_hi(z.w) * k);
-	return k;
+	z.x = mul_bf16x2(z.x, k);
+	z.y = mul_bf16x2(z.y, k);
+	z.z = mul_bf16x2(z.z, k);
+	z.w = mul_bf16x2(z.w, k);
+	return __uint_as_float((254 - f) << 23);
 }
 
 /* A lane's share of a head's q from `at` on: word by word past the L1, where it
@@ -136,7 +148,7 @@ load_q(const Args &a, const uint8_t *q, uint8_t *smem)
 				sts128(base + 8 * S::nh * 128 + h * 128 +
 				    ((lane ^ sw) << 4), z[i]);
 			if (lane == 0)
-				fs[h] = a.scale_log2 / k;
+				fs[h] = a.scale_log2 * k;
 		}
 	}
 }

@@ -29,7 +29,9 @@ struct Args {
 	const struct dcpg_part *to;
 	uint8_t *work;		/* where splits meet: attend_out.cuh */
 	uint32_t self;
-	uint32_t heads, list_stride, max_count, expected;
+	uint32_t heads, list_stride, max_count;
+	uint32_t share;		/* of a split, of as many as are expected */
+	uint32_t split_magic;	/* 2^32 / splits, rounded up; 0: one split */
 	uint32_t part_lg;	/* log2 of a part's heads */
 	uint32_t team;		/* blocks that share rows */
 	uint32_t per, per_magic; /* heads that a split owns; 65536 / per + 1 */
@@ -136,21 +138,30 @@ struct Part {
 	uint32_t first, n;
 };
 
-__device__ inline Part
-part_of(uint32_t count, uint32_t split)
+/* Splits begin at every 16th key. */
+__host__ __device__ inline uint32_t
+round_share(uint32_t keys)
 {
-	uint32_t per = ((count + gridDim.x - 1) / gridDim.x + 15) & ~15u;
-	Part p;
+	return (keys + 15) & ~15u;
+}
 
-	p.first = min(count, split * per);
-	p.n = min(count, p.first + per) - p.first;
-	return p;
+/* Keys of a split; the last ones may have fewer. */
+__device__ inline uint32_t
+share_of(const Args &a, uint32_t count)
+{
+	return a.split_magic == 0 ? count : round_share(__umulhi(count +
+	    gridDim.x - 1, a.split_magic));
 }
 
 __device__ inline Part
-my_part(uint32_t count)
+my_part(const Args &a, uint32_t count)
 {
-	return part_of(count, blockIdx.x);
+	uint32_t per = share_of(a, count);
+	Part p;
+
+	p.first = min(count, blockIdx.x * per);
+	p.n = min(count, p.first + per) - p.first;
+	return p;
 }
 
 /*
@@ -181,13 +192,12 @@ fetch_list(const Args &a)
 {
 	constexpr uint32_t LINE = 128 / sizeof(uint32_t);
 	const uint32_t *list = a.list + (size_t)blockIdx.z * a.list_stride;
-	Part part = my_part(a.expected);
-	uint32_t i = threadIdx.x - S::computing;
-	uint32_t at = part.first / LINE * LINE + i * LINE;
+	uint32_t i = threadIdx.x - S::computing, first = blockIdx.x * a.share;
+	uint32_t at = first / LINE * LINE + i * LINE;
 
 	if (i == 127)
 		prefetch_l2(a.count + blockIdx.z);
-	else if (at < part.first + part.n)
+	else if (at < min(first + a.share, a.max_count))
 		prefetch_l2(list + at);
 }
 
@@ -213,14 +223,14 @@ gather(const Args &a, const Team &team, uint32_t smem)
 	uint32_t lane = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16;
 	uint32_t me = first + lane % 16 + lane / 16 * KEYS;
 	uint32_t full = smem + S::bar_off, empty = full + 64;
-	uint32_t guess = my_part(a.expected).first + me, s = 0, turn = 0;
+	uint32_t guess = blockIdx.x * a.share + me, s = 0, turn = 0;
 	uint32_t row = 0, next = 0, n, stages;
 	uint16_t all = team.mask();
 	Part part;
 
 	if (guess < a.max_count)
 		next = list[guess];
-	part = my_part(min(a.count[blockIdx.z], a.max_count));
+	part = my_part(a, min(a.count[blockIdx.z], a.max_count));
 	n = part.n;
 	stages = (n + KEYS - 1) / KEYS;
 	list += part.first;
