@@ -410,10 +410,8 @@ dcpg_attend(const struct dcpg_attend *a, void *stream)
 	g.heads = a->heads;
 	g.list_stride = a->list_stride;
 	g.max_count = a->max_count;
-	g.share = (expected(a) + c.splits - 1) / c.splits;
-	if (c.splits > 1)
-		g.share = round_share(g.share);
 	g.split_magic = c.splits > 1 ? UINT32_MAX / c.splits + 1 : 0;
+	g.share = share_of(expected(a), c.splits, g.split_magic);
 	g.scale_log2 = a->scale * 1.4426950408889634f;
 	g.out_f32 = a->out_f32;
 	g.arrive = a->arrive && a->to != NULL;

@@ -34,16 +34,6 @@
 namespace dcpg {
 namespace {
 
-/* Both halves of a word, bf16, times those of k. */
-__device__ inline uint32_t
-mul_bf16x2(uint32_t x, uint32_t k)
-{
-	uint32_t y;
-
-	asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(k));
-	return y;
-}
-
 /*
  * 16 latent dimensions (x, y) of a head and 8 of its rope (z), times a power of
  * two that brings the head's largest latent to 2^7..2^8, which bf16 holds

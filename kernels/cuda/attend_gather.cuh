@@ -138,25 +138,20 @@ struct Part {
 	uint32_t first, n;
 };
 
-/* Splits begin at every 16th key. */
+/* Keys of a split, a multiple of 16; the last ones may have fewer. `magic`
+ * (Args::split_magic) stands for a division by splits, right below 2^28. */
 __host__ __device__ inline uint32_t
-round_share(uint32_t keys)
+share_of(uint32_t count, uint32_t splits, uint32_t magic)
 {
-	return (keys + 15) & ~15u;
-}
+	uint32_t keys = (uint64_t)(count + splits - 1) * magic >> 32;
 
-/* Keys of a split; the last ones may have fewer. */
-__device__ inline uint32_t
-share_of(const Args &a, uint32_t count)
-{
-	return a.split_magic == 0 ? count : round_share(__umulhi(count +
-	    gridDim.x - 1, a.split_magic));
+	return magic == 0 ? count : (keys + 15) & ~15u;
 }
 
 __device__ inline Part
 my_part(const Args &a, uint32_t count)
 {
-	uint32_t per = share_of(a, count);
+	uint32_t per = share_of(count, gridDim.x, a.split_magic);
 	Part p;
 
 	p.first = min(count, blockIdx.x * per);

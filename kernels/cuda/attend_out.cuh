@@ -322,7 +322,7 @@ __device__ inline uint32_t
 busy_splits(const Args &g)
 {
 	uint32_t count = min(g.count[blockIdx.z], g.max_count);
-	uint32_t each = share_of(g, count);
+	uint32_t each = share_of(count, gridDim.x, g.split_magic);
 
 	return each == 0 ? 0 : (count + each - 1) / each;
 }

@@ -711,6 +711,16 @@ mul_f16x2(uint32_t a, uint32_t b)
 	return r;
 }
 
+/* Both halves of a word, bf16, times those of k. */
+__device__ inline uint32_t
+mul_bf16x2(uint32_t x, uint32_t k)
+{
+	uint32_t y;
+
+	asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(k));
+	return y;
+}
+
 __device__ inline float
 f16_lo(uint32_t v)
 {

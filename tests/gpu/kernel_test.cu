@@ -371,8 +371,8 @@ attend_tests(void)
 					c.shape = i + 1;
 			CASE(attend_case(c, salt));
 		}
-		/* About as many keys as expected: the last split has those that
-		 * are more or less; far more or fewer: all have as many. */
+		/* As many keys as expected, about as many, far more or fewer:
+		 * what was read of the list ahead may be another split's. */
 		for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
 			for (uint32_t x = 0; x < 4; x++) {
 				uint32_t team = x % 2 + 1, s = x < 2 ? 2 : 4;
