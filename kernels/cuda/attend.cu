@@ -59,7 +59,7 @@ compute_scores(const Place &p, uint32_t smem, uint32_t n, const Team &team)
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++)
 		a.l[j] = 0.0f;
-	a.cexp = 0;
+	a.seen = 0;
 	score_rounds<S>(a, p, smem, n);
 	done_with(team);
 	leave(team);
@@ -81,7 +81,7 @@ compute(const Args &g, const Place &p, uint32_t smem, uint32_t n,
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++)
 		a.l[j] = 0.0f;
-	a.cexp = 0;
+	a.seen = 0;
 	if constexpr (S::wide)
 		attend_wide<S>(a, p, team, smem, n);
 	else if constexpr (S::roles)
@@ -134,6 +134,10 @@ attend_kernel(const Args g)
 			mbar_init(smem + S::bar_off + 64 + i * 8,
 			    S::wgs * 4 * team.n);
 		}
+		for (int i = 0; i < S::places; i++) {
+			mbar_init(smem + S::bar_off + 128 + i * 8, 4);
+			mbar_init(smem + S::bar_off + 160 + i * 8, S::wgs * 4);
+		}
 		mbar_publish();
 	}
 	fence_async();
@@ -141,7 +145,7 @@ attend_kernel(const Args g)
 		sts32(smem + S::ms_off + threadIdx.x * 4,
 		    ordered(-INFINITY));
 	if (threadIdx.x == 0)
-		sts32(smem + S::ce_off, 0);
+		sts64(smem + S::ce_off, 0, 0);	/* and unit_off */
 	__syncthreads();
 	if (team.n > 1)
 		cluster_arrive();

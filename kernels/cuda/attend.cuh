@@ -149,11 +149,11 @@ struct Place {
 	uint32_t wg, w, lane, g, c;
 };
 
-/* Barriers: 0 is the block's, these are the computing warps', L to OUT also
- * those of the warps that gathered, ML theirs alone. The last two are one for
- * each turn. */
-enum { BAR_Q = 1, BAR_VOTE, BAR_MAX, BAR_P, BAR_L, BAR_SUMS, BAR_ML,
-    BAR_WEIGHTS, BAR_OUT, BAR_FULL, BAR_FREE = BAR_FULL + 2 };
+/* Barriers: 0 is the block's, Q the computing warps', L to OUT also those of
+ * the warps that gathered, ML theirs alone; VOTE those of a warpgroup that
+ * scores, NEXT what it waits for from the one that scored the stage before. */
+enum { BAR_Q = 1, BAR_L, BAR_SUMS, BAR_ML, BAR_WEIGHTS, BAR_OUT, BAR_VOTE,
+    BAR_NEXT = BAR_VOTE + 4 };
 
 /* Head of a thread's column j (0 .. NH/4 - 1) and its first accumulator; the
  * one of row g + 8 stands 2 further. */
@@ -293,7 +293,7 @@ template <class S>
 struct Acc {
 	float o[S::tiles][S::nh / 2];	/* see values() */
 	float l[S::nh / 4];	/* sums of p over the keys that it weighed */
-	uint32_t cexp;		/* C = 2^(cexp-127); 0 before the first round */
+	uint32_t seen;		/* stages whose maxima l is in units of */
 };
 
 /* Exponent of a power of two not below any scale of the stage's rows. */
@@ -583,14 +583,32 @@ store_tab(const Place &p, uint32_t st, uint32_t tab, uint32_t cexp)
 	    pack_f16(ldsf(at) * inv, ldsf(at + S::pitch) * inv));
 }
 
-/* A score or a scale grew: agree on the new maximum of every head and on C,
- * rescale what was summed, or tell how. x: the scores in log2 units. */
+/* What is told with the p of stage i. */
+template <class S>
+__device__ inline uint32_t
+told_at(uint32_t smem, uint32_t i)
+{
+	return smem + S::told_off + i % S::places * S::told_place;
+}
+
+/* Barriers of its place: full; .. + 32: free. */
+template <class S>
+__device__ inline uint32_t
+p_bar(uint32_t smem, uint32_t i)
+{
+	return smem + S::bar_off + 128 + i % S::places * 8;
+}
+
+/* A score or a scale of stage i grew: the new maximum of every head, the new C,
+ * and for whoever summed before by what to multiply. x: the scores in log2
+ * units; cexp: C = 2^(cexp-127), 0 before the first stage. */
 template <class S>
 __device__ inline void
 raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
-    const Place &p, uint32_t smem, uint32_t e, bool first, uint32_t told)
+    const Place &p, uint32_t smem, uint32_t e, uint32_t &cexp, uint32_t i)
 {
 	uint32_t ms = smem + S::ms_off, ce = smem + S::ce_off;
+	uint32_t told = told_at<S>(smem, i);
 	float co = 1.0f;
 
 #pragma unroll
@@ -605,15 +623,15 @@ raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
 	}
 	if (!S::bf16 && p.lane == 0)
 		max_s32(ce, e);
-	bar_sync(BAR_MAX, S::work);
+	bar_sync(BAR_VOTE + p.wg, 128);
 	if (!S::bf16) {
-		uint32_t most = lds32(ce), old = a.cexp;
+		uint32_t most = lds32(ce), old = cexp;
 
 		if (most > old) {
-			a.cexp = most + 2;	/* room: seldom moves again */
+			cexp = most + 2;	/* room: seldom moves again */
 			if (old != 0)
-				co = __uint_as_float(127 + old > a.cexp ?
-				    (127 + old - a.cexp) << 23 : 0);
+				co = __uint_as_float(127 + old > cexp ?
+				    (127 + old - cexp) << 23 : 0);
 		}
 	}
 #pragma unroll
@@ -623,39 +641,78 @@ raise(const float (&x)[S::nh / 2], float (&m)[S::nh / 4], Acc<S> &a,
 		m[j] = unordered(lds32(ms + col_head(j, p.c) * 4));
 		k = old == m[j] ? 1.0f : ex2(old - m[j]);
 		a.l[j] *= k;
-		if constexpr (S::roles) {
-			if (p.wg + p.w + p.g == 0)
-				sts32(told + col_head(j, p.c) * 4,
-				    __float_as_uint(k * co));
-		} else {
+		if (p.w + p.g == 0)
+			sts32(told + col_head(j, p.c) * 4, __float_as_uint(k));
+	}
+	if (p.w + p.lane == 0) {
+		sts32(smem + S::unit_off, cexp);
+		sts32(told + S::nh * 4 + 4, __float_as_uint(co));
+	}
+}
+
+/* l in units of the maxima as of `end` stages. */
+template <class S>
+__device__ inline void
+follow_l(Acc<S> &a, const Place &p, uint32_t smem, uint32_t end)
+{
+#pragma unroll 1
+	for (; a.seen < end; a.seen++) {
+		uint32_t told = told_at<S>(smem, a.seen);
+
+		if (lds32(told + S::nh * 4) == 0)
+			continue;
 #pragma unroll
-			for (int i = 0; i < S::tiles && !first; i++) {
-				a.o[i][col_acc(j)] *= k * co;
-				a.o[i][col_acc(j) + 2] *= k * co;
-			}
+		for (int j = 0; j < S::nh / 4; j++)
+			a.l[j] *= ldsf(told + col_head(j, p.c) * 4);
+	}
+}
+
+/* o likewise, as stage i makes it, and in units of its C. */
+template <class S>
+__device__ inline void
+follow_o(Acc<S> &a, const Place &p, uint32_t smem, uint32_t i)
+{
+	uint32_t told = told_at<S>(smem, i);
+	uint2 x = lds64(told + S::nh * 4);
+
+	if (x.x == 0)
+		return;
+#pragma unroll
+	for (int j = 0; j < S::nh / 4; j++) {
+		float k = ldsf(told + col_head(j, p.c) * 4) *
+		    __uint_as_float(x.y);
+
+#pragma unroll
+		for (int t = 0; t < S::tiles; t++) {
+			a.o[t][col_acc(j)] *= k;
+			a.o[t][col_acc(j) + 2] *= k;
 		}
 	}
 }
 
 /*
- * From the scores of a stage to p, in shared memory for all warpgroups. nk: its
- * keys, may be 0. The vote is also the point where all have read the last
- * round's p and scales; with roles there are two places for them, of which
- * `turn` is free.
+ * From the scores of stage i, nk keys, to p, in its place for all warpgroups.
+ * The maxima go from stage to stage: a stage takes those of the one before,
+ * unless it has a score far above, so that what was summed of earlier stages is
+ * not held up by it. last: no stage comes after.
  */
 template <class S>
 __device__ inline void
 softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
-    uint32_t st, uint32_t nk, bool first, uint32_t turn)
+    uint32_t st, uint32_t nk, uint32_t i, bool last)
 {
 	bool in0 = 16 * p.w + p.g < nk, in1 = 16 * p.w + p.g + 8 < nk;
-	uint32_t tab = smem + S::tab_off + turn * S::tab_turn +
-	    p.wg * 4 * KEYS * 2, e = 0;
-	uint32_t told = smem + S::told_off + turn * S::told_turn;
-	uint32_t y[S::nh / 4];
+	uint32_t at = i % S::places, e = 0, cexp = 0, y[S::nh / 4];
+	uint32_t bar = p_bar<S>(smem, i);
 	float m[S::nh / 4];
 	bool over = false;
 
+	if (!S::bf16)
+		e = scale_exp<S>(st, p.lane, nk);
+	if (i >= S::places)
+		mbar_wait(bar + 32, (i / S::places & 1) ^ 1);
+	if (i > 0)
+		bar_sync(BAR_NEXT + p.wg, 256);
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
 		uint32_t h = col_head(j, p.c);
@@ -667,49 +724,53 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 		x1 = in1 ? x1 * f : -INFINITY;
 		over |= fmaxf(x0, x1) > m[j] + GROW;
 	}
-	if (!S::bf16 && nk > 0) {
-		e = scale_exp<S>(st, p.lane, nk);
-		over |= e > a.cexp;
+	if (!S::bf16) {
+		cexp = lds32(smem + S::unit_off);
+		over |= e > cexp;
 	}
-	over = first || bar_any(BAR_VOTE, S::work, over);
+	follow_l<S>(a, p, smem, i);
+	over = i == 0 || bar_any(BAR_VOTE + p.wg, 128, over);
 	if (over)
-		raise<S>(x, m, a, p, smem, e, first, told);
-	if (S::roles && p.wg + p.w + p.lane == 0)
-		sts64(told + S::nh * 4, over && !first, a.cexp);
-	if (!S::bf16 && nk > 0)
-		store_tab<S>(p, st, tab, a.cexp);
+		raise<S>(x, m, a, p, smem, e, cexp, i);
+	a.seen = i + 1;
+	if (p.w + p.lane == 0)
+		sts32(told_at<S>(smem, i) + S::nh * 4, over && i > 0);
+	if (!last)
+		bar_arrive(BAR_NEXT + (p.wg + 1) % S::wgs, 256);
+	if (!S::bf16)
+		store_tab<S>(p, st, smem + S::tab_off + at * S::tab_place,
+		    cexp);
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j += 2) {
 		float z[4];
 
 #pragma unroll
-		for (int i = 0; i < 2; i++) {
-			int k = col_acc(j + i);
+		for (int k = 0; k < 2; k++) {
+			int c = col_acc(j + k);
 
-			z[i] = in0 ? ex2(x[k] - m[j + i]) : 0.0f;
-			z[2 + i] = in1 ? ex2(x[k + 2] - m[j + i]) : 0.0f;
-			a.l[j + i] += z[i] + z[2 + i];
+			z[k] = in0 ? ex2(x[c] - m[j + k]) : 0.0f;
+			z[2 + k] = in1 ? ex2(x[c + 2] - m[j + k]) : 0.0f;
+			a.l[j + k] += z[k] + z[2 + k];
 		}
 #pragma unroll
 		for (int u = 0; u < 2; u++)
 			y[j + u] = S::bf16 ? pack_bf16(z[2 * u], z[2 * u + 1])
 			    : pack_f16(z[2 * u], z[2 * u + 1]);
 	}
-	store_p<S>(y, p, smem + S::p_off + turn * S::p_turn +
-	    p.wg * S::nh * 128);
+	store_p<S>(y, p, smem + S::p_off + at * S::p_place);
 	fence_async();
-	if (S::roles)
-		bar_arrive(BAR_FULL + turn, S::computing);
-	else
-		bar_sync(BAR_P, S::work);
+	__syncwarp();
+	if (p.lane == 0)
+		mbar_arrive(bar);
 }
 
 /* l of each column over the keys that this warp weighed, for who adds them up,
- * finish() of attend_out.cuh: behind the last keys' softmax(). */
+ * finish() of attend_out.cuh: when the p of all `stages` is there. */
 template <class S>
 __device__ inline void
-share_l(const Acc<S> &a, const Place &p, uint32_t smem)
+share_l(Acc<S> &a, const Place &p, uint32_t smem, uint32_t stages)
 {
+	follow_l<S>(a, p, smem, stages);
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
 		float x = a.l[j];
@@ -721,8 +782,6 @@ share_l(const Acc<S> &a, const Place &p, uint32_t smem)
 			sts32(smem + S::red_off + col_head(j, p.c) * S::rrow +
 			    (p.wg * 4 + p.w) * 4, __float_as_uint(x));
 	}
-	if (p.wg + p.w + p.lane == 0)
-		sts32(smem + S::unit_off, a.cexp);
 	bar_arrive(BAR_L, S::work + 128);
 }
 
@@ -767,18 +826,19 @@ release(const Team &team, uint32_t i, uint32_t empty)
 		cluster_mbar_arrive(cluster_map(empty, i));
 }
 
-/* The same over the n keys of a round that begins at place s0; p and scales are
- * where `turn` says. A round that is not the last gives its stages back. */
+/* o += V^T p over the keys of the stage at st, nk of them; its p and scales are
+ * in place `at`. The stage is given back if it is `wanted`. */
 template <class S>
 __device__ inline void
 accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
-    uint32_t s0, uint32_t n, bool last, uint32_t turn)
+    uint32_t s, uint32_t nk, bool wanted, uint32_t at)
 {
-	uint32_t st = smem + S::stage_off + s0 * S::stage;
-	uint32_t tab = smem + S::tab_off + turn * S::tab_turn;
-	uint32_t pd = desc128_base(smem + S::p_off + turn * S::p_turn);
+	uint32_t st = smem + S::stage_off + s * S::stage;
+	uint32_t tab = smem + S::tab_off + at * S::tab_place;
+	uint32_t pd = desc128_base(smem + S::p_off + at * S::p_place);
 	constexpr int PER = S::tiles / S::together;	/* parts of a step */
 	uint32_t empty = smem + S::bar_off + 64, r[2][4 * S::together];
+	bool half = filled(nk) < KEYS;
 	Raw<S> v;
 
 	fetch_values<S>(v, st, p, 0, tab);
@@ -786,38 +846,89 @@ accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 	if (PER == 1)
 		fetch_values<S>(v, st, p, 16, tab);
 	pin_o(a);
-#pragma unroll 1
-	for (uint32_t w = 0; w * KEYS < n; w++) {
-		bool half = filled(n - w * KEYS) < KEYS;
-		bool more = (w + 1) * KEYS < n;
-
 #pragma unroll
-		for (int i = 0; i < 4 * PER; i++) {
-			int next = (i + 1) % PER, k = i / PER;
+	for (int i = 0; i < 4 * PER; i++) {
+		int next = (i + 1) % PER, k = i / PER;
 
-			add16<S>(a, r[i % 2], pd, k, i % PER * S::together);
-			wg_wait<1>();
-			/* all of the stage is read: the product has it */
-			if (i == 4 * PER - 1 && !last && p.lane < team.n)
-				release(team, p.lane, empty +
-				    place<S>(s0, w) * 8);
-			if (next == 0 && ((k == 1 && half) ||
-			    (k == 3 && !more)))
-				break;
-			values<S>(r[(i + 1) % 2], v, next * S::together);
-			if (i == 4 * PER - 2) {
-				st = smem + S::stage_off +
-				    place<S>(s0, w + 1) * S::stage;
-				tab += 4 * KEYS * 2;
-			}
-			if (next == PER - 1 && (i < 4 * PER - 2 || more))
-				fetch_values<S>(v, st, p, 16 * (((i + 1) / PER +
-				    1) % 4), tab);
-		}
-		wg_wait<0>();
-		pd += S::nh * 128 / 16;
+		add16<S>(a, r[i % 2], pd, k, i % PER * S::together);
+		wg_wait<1>();
+		if (i == 4 * PER - 1 || (next == 0 && k == 1 && half))
+			break;
+		values<S>(r[(i + 1) % 2], v, next * S::together);
+		if (next == PER - 1 && (i + 1) / PER < 3)
+			fetch_values<S>(v, st, p, 16 * ((i + 1) / PER + 1),
+			    tab);
 	}
+	/* All of the stage is read: the product has it. */
+	if (wanted && p.lane < team.n)
+		release(team, p.lane, empty + s * 8);
+	wg_wait<0>();
 	pin_o(a);
+}
+
+/* A stage of rows: where it is, and which parity its barrier has then. */
+template <class S>
+struct Ring {
+	uint32_t s, phase;
+
+	__device__ inline Ring
+	ahead(uint32_t k) const
+	{
+		Ring r = { place<S>(s, k), phase };
+
+		r.phase ^= r.s < s;
+		return r;
+	}
+};
+
+/* Wait for the rows of the stage. */
+template <class S>
+__device__ inline void
+await_rows(uint32_t smem, const Ring<S> &at)
+{
+	mbar_wait(smem + S::bar_off + at.s * 8, at.phase);
+}
+
+/* The scores of stage i of `stages`, and p; n: keys of the block. */
+template <class S>
+__device__ inline void
+score_stage(Acc<S> &a, const Place &p, uint32_t smem, const Ring<S> &at,
+    uint32_t i, uint32_t stages, uint32_t n)
+{
+	uint32_t st = smem + S::stage_off + at.s * S::stage;
+	float x[S::nh / 2];
+
+	await_rows(smem, at);
+	if constexpr (S::bf16)
+		score_bf16<S, S::nh>(x, p, st, smem + S::q_off);
+	else if constexpr (S::nh <= 16)
+		score_tiles<S>(x, p, st, smem + S::q_off);
+	else
+		score<S>(x, p, st, smem + S::q_off);
+	softmax<S>(x, a, p, smem, st, min(KEYS, n - i * KEYS), i,
+	    i + 1 == stages);
+}
+
+/* The p of stage i is there. */
+template <class S>
+__device__ inline void
+await_p(uint32_t smem, uint32_t i)
+{
+	mbar_wait(p_bar<S>(smem, i), i / S::places & 1);
+}
+
+/* .. and is summed. */
+template <class S>
+__device__ inline void
+sum_stage(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
+    const Ring<S> &at, uint32_t i, uint32_t stages, uint32_t n)
+{
+	await_rows(smem, at);
+	follow_o<S>(a, p, smem, i);
+	accumulate<S>(a, p, team, smem, at.s, n - i * KEYS,
+	    i + S::stages < stages, i % S::places);
+	if (i + S::places < stages && p.lane == 0)
+		mbar_arrive(p_bar<S>(smem, i) + 32);
 }
 
 /* All rounds. n: keys of the block. */
@@ -825,41 +936,26 @@ template <class S>
 __device__ inline void
 attend(Acc<S> &a, const Place &p, const Team &team, uint32_t smem, uint32_t n)
 {
-	uint32_t full = smem + S::bar_off, s0 = 0, turn = 0;
+	uint32_t stages = (n + KEYS - 1) / KEYS;
+	Ring<S> ring = { 0, 0 };
 
-	for (uint32_t i0 = 0; i0 < n; i0 += S::wgs * KEYS) {
-		uint32_t i = i0 + p.wg * KEYS, s = place<S>(s0, p.wg), nk = 0;
-		uint32_t st = smem + S::stage_off + s * S::stage;
-		float x[S::nh / 2];
+	for (uint32_t i0 = 0; i0 < stages; i0 += S::wgs) {
+		uint32_t end = min(i0 + S::wgs, stages);
 
-		if (i < n) {
-			nk = min(KEYS, n - i);
-			mbar_wait(full + s * 8, turn ^ (s < s0));
-			if constexpr (S::bf16)
-				score_bf16<S, S::nh>(x, p, st, smem +
-				    S::q_off);
-			else if constexpr (S::nh <= 16)
-				score_tiles<S>(x, p, st, smem + S::q_off);
-			else
-				score<S>(x, p, st, smem + S::q_off);
+		if (i0 + p.wg < stages)
+			score_stage<S>(a, p, smem, ring.ahead(p.wg), i0 +
+			    p.wg, stages, n);
+#pragma unroll 1
+		for (uint32_t i = i0; i < end; i++) {
+			await_p<S>(smem, i);
+			if (i + 1 == stages)
+				share_l<S>(a, p, smem, stages);
+			sum_stage<S>(a, p, team, smem, ring, i, stages, n);
+			ring = ring.ahead(1);
 		}
-		softmax<S>(x, a, p, smem, st, nk, i0 == 0, 0);
-		if (n - i0 <= S::wgs * KEYS)
-			share_l<S>(a, p, smem);
-#pragma unroll
-		for (uint32_t w = 0; w < S::wgs; w++)
-			if (i0 + w * KEYS < n) {
-				s = place<S>(s0, w);
-				mbar_wait(full + s * 8, turn ^ (s < s0));
-			}
-		accumulate<S>(a, p, team, smem, s0, min(n - i0, S::wgs * KEYS),
-		    n - i0 < S::wgs * KEYS, 0);
-		s = place<S>(s0, S::wgs);
-		turn ^= s <= s0;
-		s0 = s;
 	}
 	if (n == 0)
-		share_l<S>(a, p, smem);
+		share_l<S>(a, p, smem, 0);
 }
 
 }	/* namespace */

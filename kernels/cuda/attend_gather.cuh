@@ -74,16 +74,16 @@ struct Shape {
 	static constexpr int q_bytes = 9 * NH * 128;
 	/* See attend_wide.cuh. */
 	static constexpr bool wide = BF16 && NH == 64;
-	/* p and scales of a round; roles: of two in turn, and what else the
-	 * scores' side tells: a factor for each head, whether o is to be
-	 * multiplied by it, and C. */
-	static constexpr int turns = roles ? 2 : 1;
-	static constexpr int p_turn = (wide ? 1 : W) * NH * 128;
-	static constexpr int p_bytes = turns * p_turn;
-	static constexpr int tab_turn = BF16 ? 0 : W * 4 * KEYS * 2;
-	static constexpr int tab_bytes = turns * tab_turn;
-	static constexpr int told_turn = roles ? NH * 4 + 16 : 0;
-	static constexpr int told_bytes = turns * told_turn;
+	/* A stage's p and what goes with it stand in one of so many places in
+	 * turn: scales for the values, and what became of the maxima: a factor
+	 * for each head, whether there are any, one more for all heads. */
+	static constexpr int places = wide ? 1 : roles ? 2 * W : W;
+	static constexpr int p_place = NH * 128;
+	static constexpr int p_bytes = places * p_place;
+	static constexpr int tab_place = BF16 ? 0 : 4 * KEYS * 2;
+	static constexpr int tab_bytes = places * tab_place;
+	static constexpr int told_place = wide ? 0 : NH * 4 + 16;
+	static constexpr int told_bytes = places * told_place;
 	/* 64 heads are for many rows, of which there are enough without. */
 	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
 	static_assert(splits <= NH, "each owns a head");
@@ -98,7 +98,7 @@ struct Shape {
 	static constexpr int red_bytes = wide ? 0 : NH * rrow;
 	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
 	    ml_bytes + wt_bytes + ms_bytes + fs_bytes + red_bytes +
-	    told_bytes + 32 + 16 * 8;
+	    told_bytes + 32 + 24 * 8;
 	static constexpr int fit = (SMEM_MAX - fixed) / stage;
 	static constexpr int stages = fit > 8 ? 8 : fit;
 
@@ -117,7 +117,9 @@ struct Shape {
 	static constexpr int unit_off = ce_off + 4, busy_off = ce_off + 8;
 	static constexpr int out_off = ce_off + 16;
 	static constexpr int bar_off = ce_off + 32;
-	static constexpr int bytes = bar_off + 16 * 8;
+	/* Barriers: 8 by which a stage is full, 8 empty, and 4 by which the
+	 * place of a stage's p is full, 4 free. */
+	static constexpr int bytes = bar_off + 24 * 8;
 	static constexpr int l_parts = wide ? 4 : W * 4; /* of l of a head */
 
 	/* What splits send each other, in Args::work: of each block that owns

@@ -20,50 +20,18 @@ template <class S>
 __device__ inline void
 score_rounds(Acc<S> &a, const Place &p, uint32_t smem, uint32_t n)
 {
-	constexpr uint32_t ROUND = S::wgs * KEYS;
-	uint32_t full = smem + S::bar_off, s0 = 0, phase = 0, turn = 0;
+	uint32_t stages = (n + KEYS - 1) / KEYS;
+	Ring<S> ring = { 0, 0 };
 
-	for (uint32_t i0 = 0; i0 < n; i0 += ROUND) {
-		uint32_t i = i0 + p.wg * KEYS, s = place<S>(s0, p.wg), nk = 0;
-		uint32_t st = smem + S::stage_off + s * S::stage;
-		float x[S::nh / 2];
-
-		if (i < n) {
-			nk = min(KEYS, n - i);
-			mbar_wait(full + s * 8, phase ^ (s < s0));
-			score<S>(x, p, st, smem + S::q_off);
-		}
-		if (i0 >= 2 * ROUND)
-			bar_sync(BAR_FREE + turn, S::computing);
-		softmax<S>(x, a, p, smem, st, nk, i0 == 0, turn);
-		s = place<S>(s0, S::wgs);
-		phase ^= s <= s0;
-		s0 = s;
-		turn ^= 1;
+	ring = ring.ahead(p.wg);
+#pragma unroll 1
+	for (uint32_t i = p.wg; i < stages; i += S::wgs) {
+		score_stage<S>(a, p, smem, ring, i, stages, n);
+		ring = ring.ahead(S::wgs);
 	}
-	share_l<S>(a, p, smem);
-}
-
-/* o in the units of the round: its maxima, its C. */
-template <class S>
-__device__ inline void
-follow(Acc<S> &a, const Place &p, uint32_t told)
-{
-	uint2 x = lds64(told + S::nh * 4);
-
-	a.cexp = x.y;
-	if (x.x == 0)
-		return;
-#pragma unroll
-	for (int j = 0; j < S::nh / 4; j++) {
-		float k = ldsf(told + col_head(j, p.c) * 4);
-
-#pragma unroll
-		for (int i = 0; i < S::tiles; i++) {
-			a.o[i][col_acc(j)] *= k;
-			a.o[i][col_acc(j) + 2] *= k;
-		}
-	}
+	if (n > 0)
+		await_p<S>(smem, stages - 1);
+	share_l<S>(a, p, smem, stages);
 }
 
 /* From p to a.o. */
@@ -72,26 +40,14 @@ __device__ inline void
 sum_rounds(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
     uint32_t n)
 {
-	constexpr uint32_t ROUND = S::wgs * KEYS;
-	uint32_t full = smem + S::bar_off, s0 = 0, phase = 0, turn = 0, s;
+	uint32_t stages = (n + KEYS - 1) / KEYS;
+	Ring<S> ring = { 0, 0 };
 
-	for (uint32_t i0 = 0; i0 < n; i0 += ROUND) {
-		bar_sync(BAR_FULL + turn, S::computing);
-		follow<S>(a, p, smem + S::told_off + turn * S::told_turn);
-#pragma unroll
-		for (uint32_t w = 0; w < S::wgs; w++)
-			if (i0 + w * KEYS < n) {
-				s = place<S>(s0, w);
-				mbar_wait(full + s * 8, phase ^ (s < s0));
-			}
-		accumulate<S>(a, p, team, smem, s0, min(n - i0, ROUND),
-		    n - i0 < ROUND, turn);
-		if (i0 + 2 * ROUND < n)
-			bar_arrive(BAR_FREE + turn, S::computing);
-		s = place<S>(s0, S::wgs);
-		phase ^= s <= s0;
-		s0 = s;
-		turn ^= 1;
+#pragma unroll 1
+	for (uint32_t i = 0; i < stages; i++) {
+		await_p<S>(smem, i);
+		sum_stage<S>(a, p, team, smem, ring, i, stages, n);
+		ring = ring.ahead(1);
 	}
 }
 

@@ -28,7 +28,7 @@ raise_wide(const float (&x)[HALF / 2], float (&m)[HALF / 4],
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++)
 		old[j] = unordered(lds32(all + col_head(j, p.c) * 4));
-	bar_sync(BAR_MAX, S::work);	/* all have read */
+	bar_sync(BAR_VOTE + 1, S::work);	/* all have read */
 #pragma unroll
 	for (int j = 0; j < HALF / 4; j++) {
 		float y = fmaxf(x[col_acc(j)], x[col_acc(j) + 2]);
@@ -39,7 +39,7 @@ raise_wide(const float (&x)[HALF / 2], float (&m)[HALF / 4],
 		if (p.g == 0)
 			max_s32(ms + col_head(j, p.c) * 4, ordered(y));
 	}
-	bar_sync(BAR_MAX, S::work);
+	bar_sync(BAR_VOTE + 1, S::work);
 #pragma unroll
 	for (int j = 0; j < HALF / 4; j++) {
 		float y = unordered(lds32(ms + col_head(j, p.c) * 4));
@@ -104,7 +104,7 @@ softmax_wide(float (&x)[HALF / 2], float (&l)[HALF / 4], Acc<S> &a,
 	store_p<Shape<true, HALF, 2>>(y, p, smem + S::p_off +
 	    p.wg * HALF * 128);
 	fence_async();
-	bar_sync(BAR_P, S::work);
+	bar_sync(BAR_VOTE + 2, S::work);
 }
 
 /* share_l() for them; where p was. */
@@ -145,8 +145,8 @@ attend_wide(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 		score_bf16<S, HALF>(x, p, st, smem + S::q_off +
 		    p.wg * HALF * 128);
 		softmax_wide<S>(x, l, a, p, smem, min(left, KEYS), i0 == 0);
-		accumulate<S>(a, p, team, smem, s, min(left, KEYS),
-		    left < KEYS, 0);
+		accumulate<S>(a, p, team, smem, s, left, left > S::stages *
+		    KEYS, 0);
 		if (++s == S::stages) {
 			s = 0;
 			turn ^= 1;
