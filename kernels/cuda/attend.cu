@@ -154,9 +154,9 @@ attend_kernel(const Args g)
 	if (threadIdx.x >= S::computing) {
 		asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::
 		    "n"(S::spare));
-		gather<S>(g, team, smem);
+		n = gather<S>(g, team, smem);
 		done_with(team);
-		finish<S>(g, smem);
+		finish<S>(g, smem, n);
 		leave(team);
 		return;
 	}

@@ -765,12 +765,11 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 }
 
 /* l of each column over the keys that this warp weighed, for who adds them up,
- * finish() of attend_out.cuh: when the p of all `stages` is there. */
+ * finish() of attend_out.cuh: behind the warpgroup's last softmax(). */
 template <class S>
 __device__ inline void
-share_l(Acc<S> &a, const Place &p, uint32_t smem, uint32_t stages)
+share_l(const Acc<S> &a, const Place &p, uint32_t smem)
 {
-	follow_l<S>(a, p, smem, stages);
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++) {
 		float x = a.l[j];
@@ -826,46 +825,6 @@ release(const Team &team, uint32_t i, uint32_t empty)
 		cluster_mbar_arrive(cluster_map(empty, i));
 }
 
-/* o += V^T p over the keys of the stage at st, nk of them; its p and scales are
- * in place `at`. The stage is given back if it is `wanted`. */
-template <class S>
-__device__ inline void
-accumulate(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
-    uint32_t s, uint32_t nk, bool wanted, uint32_t at)
-{
-	uint32_t st = smem + S::stage_off + s * S::stage;
-	uint32_t tab = smem + S::tab_off + at * S::tab_place;
-	uint32_t pd = desc128_base(smem + S::p_off + at * S::p_place);
-	constexpr int PER = S::tiles / S::together;	/* parts of a step */
-	uint32_t empty = smem + S::bar_off + 64, r[2][4 * S::together];
-	bool half = filled(nk) < KEYS;
-	Raw<S> v;
-
-	fetch_values<S>(v, st, p, 0, tab);
-	values<S>(r[0], v, 0);
-	if (PER == 1)
-		fetch_values<S>(v, st, p, 16, tab);
-	pin_o(a);
-#pragma unroll
-	for (int i = 0; i < 4 * PER; i++) {
-		int next = (i + 1) % PER, k = i / PER;
-
-		add16<S>(a, r[i % 2], pd, k, i % PER * S::together);
-		wg_wait<1>();
-		if (i == 4 * PER - 1 || (next == 0 && k == 1 && half))
-			break;
-		values<S>(r[(i + 1) % 2], v, next * S::together);
-		if (next == PER - 1 && (i + 1) / PER < 3)
-			fetch_values<S>(v, st, p, 16 * ((i + 1) / PER + 1),
-			    tab);
-	}
-	/* All of the stage is read: the product has it. */
-	if (wanted && p.lane < team.n)
-		release(team, p.lane, empty + s * 8);
-	wg_wait<0>();
-	pin_o(a);
-}
-
 /* A stage of rows: where it is, and which parity its barrier has then. */
 template <class S>
 struct Ring {
@@ -909,26 +868,93 @@ score_stage(Acc<S> &a, const Place &p, uint32_t smem, const Ring<S> &at,
 	    i + 1 == stages);
 }
 
-/* The p of stage i is there. */
+/* Value operands: one in use, the next being made, and what it is made of. */
+template <class S>
+struct Values {
+	static constexpr int per = S::tiles / S::together; /* of 16 keys */
+	uint32_t r[2][4 * S::together];
+	Raw<S> raw;
+
+	/* The first of the rows in place s; their scales are in place i. */
+	__device__ inline void
+	fetch(const Place &p, uint32_t smem, uint32_t s, uint32_t i)
+	{
+		uint32_t st = smem + S::stage_off + s * S::stage;
+		uint32_t tab = smem + S::tab_off + i * S::tab_place;
+
+		fetch_values<S>(raw, st, p, 0, tab);
+		values<S>(r[0], raw, 0);
+		if (per == 1)
+			fetch_values<S>(raw, st, p, 16, tab);
+	}
+
+	/* .. of stage i, when its rows, p and scales are there. */
+	__device__ inline void
+	begin(const Place &p, uint32_t smem, const Ring<S> &at, uint32_t i)
+	{
+		mbar_wait(p_bar<S>(smem, i), i / S::places & 1);
+		await_rows(smem, at);
+		fetch(p, smem, at.s, i % S::places);
+	}
+};
+
+/* o += V^T p over the keys of that stage, nk of them; the last product is still
+ * under way then. The stage is given back if it is `wanted`. */
 template <class S>
 __device__ inline void
-await_p(uint32_t smem, uint32_t i)
+accumulate(Acc<S> &a, Values<S> &v, const Place &p, const Team &team,
+    uint32_t smem, uint32_t s, uint32_t nk, bool wanted, uint32_t at)
 {
-	mbar_wait(p_bar<S>(smem, i), i / S::places & 1);
+	uint32_t st = smem + S::stage_off + s * S::stage;
+	uint32_t tab = smem + S::tab_off + at * S::tab_place;
+	uint32_t pd = desc128_base(smem + S::p_off + at * S::p_place);
+	uint32_t empty = smem + S::bar_off + 64;
+	constexpr int PER = Values<S>::per;
+	bool half = filled(nk) < KEYS;
+
+	pin_o(a);
+#pragma unroll
+	for (int i = 0; i < 4 * PER; i++) {
+		int next = (i + 1) % PER, k = i / PER;
+
+		add16<S>(a, v.r[i % 2], pd, k, i % PER * S::together);
+		wg_wait<1>();
+		if (i == 4 * PER - 1 || (next == 0 && k == 1 && half))
+			break;
+		values<S>(v.r[(i + 1) % 2], v.raw, next * S::together);
+		if (next == PER - 1 && (i + 1) / PER < 3)
+			fetch_values<S>(v.raw, st, p, 16 * ((i + 1) / PER + 1),
+			    tab);
+	}
+	/* All of the stage is read: the product has it. */
+	if (wanted && p.lane < team.n)
+		release(team, p.lane, empty + s * 8);
 }
 
-/* .. and is summed. */
+/* o over stages i .. end - 1, the first of which is at `at`. */
 template <class S>
 __device__ inline void
-sum_stage(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
-    const Ring<S> &at, uint32_t i, uint32_t stages, uint32_t n)
+sum_stages(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
+    Ring<S> &at, uint32_t i, uint32_t end, uint32_t stages, uint32_t n)
 {
-	await_rows(smem, at);
-	follow_o<S>(a, p, smem, i);
-	accumulate<S>(a, p, team, smem, at.s, n - i * KEYS,
-	    i + S::stages < stages, i % S::places);
-	if (i + S::places < stages && p.lane == 0)
-		mbar_arrive(p_bar<S>(smem, i) + 32);
+	Values<S> v;
+
+	v.begin(p, smem, at, i);
+#pragma unroll 1
+	for (; i < end; i++) {
+		follow_o<S>(a, p, smem, i);
+		accumulate<S>(a, v, p, team, smem, at.s, n - i * KEYS,
+		    i + S::stages < stages, i % S::places);
+		at = at.ahead(1);
+		if (S::ahead && i + 1 < end)
+			v.begin(p, smem, at, i + 1);
+		wg_wait<0>();
+		pin_o(a);
+		if (i + S::places < stages && p.lane == 0)
+			mbar_arrive(p_bar<S>(smem, i) + 32);
+		if (!S::ahead && i + 1 < end)
+			v.begin(p, smem, at, i + 1);
+	}
 }
 
 /* All rounds. n: keys of the block. */
@@ -939,23 +965,20 @@ attend(Acc<S> &a, const Place &p, const Team &team, uint32_t smem, uint32_t n)
 	uint32_t stages = (n + KEYS - 1) / KEYS;
 	Ring<S> ring = { 0, 0 };
 
-	for (uint32_t i0 = 0; i0 < stages; i0 += S::wgs) {
-		uint32_t end = min(i0 + S::wgs, stages);
+	if (stages <= p.wg)
+		share_l<S>(a, p, smem);
+	for (uint32_t i = 0; i < stages; i += S::wgs) {
+		uint32_t mine = i + p.wg;
 
-		if (i0 + p.wg < stages)
-			score_stage<S>(a, p, smem, ring.ahead(p.wg), i0 +
-			    p.wg, stages, n);
-#pragma unroll 1
-		for (uint32_t i = i0; i < end; i++) {
-			await_p<S>(smem, i);
-			if (i + 1 == stages)
-				share_l<S>(a, p, smem, stages);
-			sum_stage<S>(a, p, team, smem, ring, i, stages, n);
-			ring = ring.ahead(1);
+		if (mine < stages) {
+			score_stage<S>(a, p, smem, ring.ahead(p.wg), mine,
+			    stages, n);
+			if (mine + S::wgs >= stages)
+				share_l<S>(a, p, smem);
 		}
+		sum_stages<S>(a, p, team, smem, ring, i, min(i + S::wgs,
+		    stages), stages, n);
 	}
-	if (n == 0)
-		share_l<S>(a, p, smem, 0);
 }
 
 }	/* namespace */

@@ -70,6 +70,9 @@ struct Shape {
 	static constexpr int tiles = 8 / W;	/* of 64 output dimensions */
 	/* Value operands of so many tiles at a time, two in flight. */
 	static constexpr int together = roles ? tiles / 2 : tiles;
+	/* A stage's first ones are made while the last of the one before are
+	 * multiplied; where many registers are taken that is no faster. */
+	static constexpr bool ahead = !BF16 && NH < 64;
 
 	static constexpr int q_bytes = 9 * NH * 128;
 	/* See attend_wide.cuh. */
@@ -210,10 +213,10 @@ filled(uint32_t n)
  * The gathering warps, 16 rows of a stage each. A lane holds an entry of the
  * list: the lower half those of an even stage, the upper half those of the
  * next. The first entries are read as if the list had as many as expected,
- * while its count is still on the way.
+ * while its count is still on the way. Returns how many keys there were.
  */
 template <class S>
-__device__ inline void
+__device__ inline uint32_t
 gather(const Args &a, const Team &team, uint32_t smem)
 {
 	const uint32_t *list = a.list + (size_t)blockIdx.z * a.list_stride;
@@ -265,6 +268,7 @@ gather(const Args &a, const Team &team, uint32_t smem)
 			turn ^= 1;
 		}
 	}
+	return n;
 }
 
 }	/* namespace */

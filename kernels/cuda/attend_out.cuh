@@ -241,20 +241,27 @@ make_ready(uint8_t *at)
 
 /* --- the warps that gathered: l, LSE, weights ---------------------------- */
 
-/* l of head h over all of the block's keys. */
+/* l of head h over all of the block's keys, whose maxima were the last stage's
+ * in the end. A warpgroup's part is in units of its own last stage's. */
 template <class S>
 __device__ inline float
-sum_l(uint32_t smem, uint32_t h)
+sum_l(uint32_t smem, uint32_t h, uint32_t stages)
 {
 	uint32_t at = smem + S::red_off + h * S::rrow;
-	float l = 0.0f;
+	float l = 0.0f, k = 1.0f;
 
 #pragma unroll
-	for (int i = 0; i < S::l_parts; i += 4) {
-		uint4 x = lds128(at + 4 * i);
+	for (uint32_t w = 1; w <= S::l_parts / 4; w++) {
+		uint32_t i = stages - w, told = told_at<S>(smem, i);
+		uint4 x;
 
-		l += (__uint_as_float(x.x) + __uint_as_float(x.y)) +
-		    (__uint_as_float(x.z) + __uint_as_float(x.w));
+		if (w > stages)
+			break;
+		x = lds128(at + (S::wide ? 0 : i % S::wgs * 16));
+		l += k * ((__uint_as_float(x.x) + __uint_as_float(x.y)) +
+		    (__uint_as_float(x.z) + __uint_as_float(x.w)));
+		if (!S::wide && lds32(told + S::nh * 4) != 0)
+			k *= ldsf(told + h * 4);
 	}
 	return l;
 }
@@ -331,7 +338,7 @@ busy_splits(const Args &g)
  * a whole list, unit / l; it is 0 where there are no keys. */
 template <class S>
 __device__ inline void
-finish(const Args &g, uint32_t smem)
+finish(const Args &g, uint32_t smem, uint32_t n)
 {
 	uint32_t h = threadIdx.x % 128, own[4] = { 0 };
 	bool whole = S::splits == 1 || gridDim.x == 1;
@@ -347,7 +354,7 @@ finish(const Args &g, uint32_t smem)
 	bar_sync(BAR_L, S::work + 128);
 	if (h < S::nh) {
 		m = unordered(lds32(smem + S::ms_off + h * 4));
-		l = sum_l<S>(smem, h);
+		l = sum_l<S>(smem, h, (n + KEYS - 1) / KEYS);
 		unit = S::bf16 ? 1.0f : __uint_as_float(lds32(smem +
 		    S::unit_off) << 23);
 		own[0] = __float_as_uint(m);

@@ -29,9 +29,7 @@ score_rounds(Acc<S> &a, const Place &p, uint32_t smem, uint32_t n)
 		score_stage<S>(a, p, smem, ring, i, stages, n);
 		ring = ring.ahead(S::wgs);
 	}
-	if (n > 0)
-		await_p<S>(smem, stages - 1);
-	share_l<S>(a, p, smem, stages);
+	share_l<S>(a, p, smem);
 }
 
 /* From p to a.o. */
@@ -43,12 +41,8 @@ sum_rounds(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 	uint32_t stages = (n + KEYS - 1) / KEYS;
 	Ring<S> ring = { 0, 0 };
 
-#pragma unroll 1
-	for (uint32_t i = 0; i < stages; i++) {
-		await_p<S>(smem, i);
-		sum_stage<S>(a, p, team, smem, ring, i, stages, n);
-		ring = ring.ahead(1);
-	}
+	if (stages > 0)
+		sum_stages<S>(a, p, team, smem, ring, 0, stages, stages, n);
 }
 
 }	/* namespace */

@@ -140,13 +140,17 @@ attend_wide(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 		uint32_t st = smem + S::stage_off + s * S::stage;
 		uint32_t left = n - i0;
 		float x[HALF / 2];
+		Values<S> v;
 
 		mbar_wait(smem + S::bar_off + s * 8, turn);
 		score_bf16<S, HALF>(x, p, st, smem + S::q_off +
 		    p.wg * HALF * 128);
 		softmax_wide<S>(x, l, a, p, smem, min(left, KEYS), i0 == 0);
-		accumulate<S>(a, p, team, smem, s, left, left > S::stages *
+		v.fetch(p, smem, s, 0);
+		accumulate<S>(a, v, p, team, smem, s, left, left > S::stages *
 		    KEYS, 0);
+		wg_wait<0>();
+		pin_o(a);
 		if (++s == S::stages) {
 			s = 0;
 			turn ^= 1;
