@@ -5,9 +5,9 @@
  *
  * Four warps gather: 64 rows a stage, stages ahead (attend_gather.cuh). W
  * warpgroups compute, W stages at a time: each scores one stage against all NH
- * heads, all put their p into shared memory, and each sums its 512/W output
- * dimensions over the keys of all W stages. For 32 heads of fp8 rows others
- * score than sum (attend_roles.cuh).
+ * heads and puts its p into shared memory, and each sums its 512/W output
+ * dimensions over the keys of all W stages, of each as soon as its p is there.
+ * In some shapes others score than sum (attend_roles.cuh).
  *
  * Operands are swapped: keys and latent dimensions are the long side (M = 64)
  * of the warpgroup product, heads the short one (N = 8..64), so few heads cost
@@ -835,7 +835,7 @@ struct Ring {
 	{
 		Ring r = { place<S>(s, k), phase };
 
-		r.phase ^= r.s < s;
+		r.phase ^= s + k >= S::stages;
 		return r;
 	}
 };

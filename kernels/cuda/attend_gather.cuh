@@ -49,7 +49,7 @@ struct Shape {
 	static constexpr int nh = NH, wgs = W;
 	static constexpr int work = W * 128;	/* threads that sum */
 	/* W more score, a round ahead of the sums: attend_roles.cuh. */
-	static constexpr bool roles = !BF16 && NH == 32;
+	static constexpr bool roles = W == 2 && (NH == 32 || NH == 16);
 	static constexpr int computing = work * (roles ? 2 : 1);
 	static constexpr int threads = computing + 128;
 	/* Registers of a summing and of a gathering thread; a block starts with
@@ -72,7 +72,7 @@ struct Shape {
 	static constexpr int together = roles ? tiles / 2 : tiles;
 	/* A stage's first ones are made while the last of the one before are
 	 * multiplied; where many registers are taken that is no faster. */
-	static constexpr bool ahead = !BF16 && NH < 64;
+	static constexpr bool ahead = NH < 64;
 
 	static constexpr int q_bytes = 9 * NH * 128;
 	/* See attend_wide.cuh. */

@@ -1,11 +1,10 @@
 /*
- * The rounds of a block of 32 heads over fp8 rows, in place of attend(). There
+ * The rounds of a block whose warpgroups have roles, in place of attend(). There
  * the computing warps do the same thing at the same time, scores or sums, and
- * wait for it; here 2 warpgroups score and 2 others sum, so that a scheduler
- * has both kinds of work. Who scores is up to two rounds ahead: p, the scales
- * for the values and how o is to be rescaled stand in one of two places in turn
- * (Shape::turns). BAR_FULL + turn: it is all there; BAR_FREE + turn: it has
- * been read. Who sums gives the stages back.
+ * wait for it; here W warpgroups score and W others sum, so that a scheduler
+ * has both kinds of work. Who scores is up to two rounds ahead: there are 2 W
+ * places for what a stage's sums need (Shape::places). Who sums gives the stages
+ * back.
  */
 #ifndef DCPG_ATTEND_ROLES_CUH
 #define DCPG_ATTEND_ROLES_CUH
