@@ -10,7 +10,7 @@
  * by what was measured.
  *
  * Shared memory, NH = 64, fp8: q 72 KB, 3 stages of 41 KB, p 16 KB, the rest
- * 8 KB.
+ * 5 KB.
  *
  * Bytes that must move: rows*count*656 (1152), + rows*heads*(1152 + 1024).
  * Flops: rows*heads*count*2176.
@@ -135,8 +135,8 @@ attend_kernel(const Args g)
 			    S::wgs * 4 * team.n);
 		}
 		for (int i = 0; i < S::places; i++) {
-			mbar_init(smem + S::bar_off + 128 + i * 8, 4);
-			mbar_init(smem + S::bar_off + 160 + i * 8, S::wgs * 4);
+			mbar_init(p_bar<S>(smem, i), 4);
+			mbar_init(p_bar<S>(smem, i) + 32, S::wgs * 4);
 		}
 		mbar_publish();
 	}

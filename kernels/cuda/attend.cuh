@@ -20,8 +20,8 @@
  * applied to the f32 sums. For the values they go into f16, divided by C, a
  * power of two not below any scale seen so far. p is f16. So products see 11
  * significant bits where a bf16 dequantisation would see 8. The rope part, and
- * all of bf16 rows, are multiplied as bf16. The running maximum moves only
- * when a score passes it by 2^8.
+ * all of bf16 rows, are multiplied as bf16. The running maxima move only when a
+ * score passes its head's by 2^8, or a scale passes C.
  */
 #ifndef DCPG_ATTEND_CUH
 #define DCPG_ATTEND_CUH
@@ -150,10 +150,13 @@ struct Place {
 };
 
 /* Barriers: 0 is the block's, Q the computing warps', L to OUT also those of
- * the warps that gathered, ML theirs alone; VOTE those of a warpgroup that
- * scores, NEXT what it waits for from the one that scored the stage before. */
+ * the warps that gathered, ML theirs alone. VOTE + wg is a scoring warpgroup's
+ * own, NEXT + wg where it waits for the one that scored the stage before; WIDE_:
+ * attend_wide.cuh. */
 enum { BAR_Q = 1, BAR_L, BAR_SUMS, BAR_ML, BAR_WEIGHTS, BAR_OUT, BAR_VOTE,
-    BAR_NEXT = BAR_VOTE + 4 };
+    BAR_NEXT = BAR_VOTE + MAX_WGS, BAR_END = BAR_NEXT + MAX_WGS,
+    BAR_WIDE_VOTE = BAR_VOTE, BAR_WIDE_MAX, BAR_WIDE_P };
+static_assert(BAR_END <= 16, "named barriers of a block");
 
 /* Head of a thread's column j (0 .. NH/4 - 1) and its first accumulator; the
  * one of row g + 8 stands 2 further. */
@@ -692,9 +695,10 @@ follow_o(Acc<S> &a, const Place &p, uint32_t smem, uint32_t i)
 
 /*
  * From the scores of stage i, nk keys, to p, in its place for all warpgroups.
- * The maxima go from stage to stage: a stage takes those of the one before,
- * unless it has a score far above, so that what was summed of earlier stages is
- * not held up by it. last: no stage comes after.
+ * Maxima and C go from stage to stage, so that an earlier stage is summed while
+ * a later one is scored: a stage takes them from the one before, unless one of
+ * its scores or scales is far above; then they become its own where these are
+ * larger. last: no stage comes after.
  */
 template <class S>
 __device__ inline void
@@ -728,6 +732,7 @@ softmax(float (&x)[S::nh / 2], Acc<S> &a, const Place &p, uint32_t smem,
 		cexp = lds32(smem + S::unit_off);
 		over |= e > cexp;
 	}
+	/* before NEXT: stage i + 1 may take the place of the oldest of these */
 	follow_l<S>(a, p, smem, i);
 	over = i == 0 || bar_any(BAR_VOTE + p.wg, 128, over);
 	if (over)
@@ -898,32 +903,33 @@ struct Values {
 	}
 };
 
-/* o += V^T p over the keys of that stage, nk of them; the last product is still
- * under way then. The stage is given back if it is `wanted`. */
+/* o += V^T p over the keys of that stage, of which and later ones `left` are
+ * left; the last product is still under way then. Its p and scales are in place
+ * i. The stage is given back if it is `wanted`. */
 template <class S>
 __device__ inline void
 accumulate(Acc<S> &a, Values<S> &v, const Place &p, const Team &team,
-    uint32_t smem, uint32_t s, uint32_t nk, bool wanted, uint32_t at)
+    uint32_t smem, uint32_t s, uint32_t left, bool wanted, uint32_t i)
 {
 	uint32_t st = smem + S::stage_off + s * S::stage;
-	uint32_t tab = smem + S::tab_off + at * S::tab_place;
-	uint32_t pd = desc128_base(smem + S::p_off + at * S::p_place);
+	uint32_t tab = smem + S::tab_off + i * S::tab_place;
+	uint32_t pd = desc128_base(smem + S::p_off + i * S::p_place);
 	uint32_t empty = smem + S::bar_off + 64;
 	constexpr int PER = Values<S>::per;
-	bool half = filled(nk) < KEYS;
+	bool half = filled(left) < KEYS;
 
 	pin_o(a);
 #pragma unroll
-	for (int i = 0; i < 4 * PER; i++) {
-		int next = (i + 1) % PER, k = i / PER;
+	for (int j = 0; j < 4 * PER; j++) {
+		int next = (j + 1) % PER, k = j / PER;
 
-		add16<S>(a, v.r[i % 2], pd, k, i % PER * S::together);
+		add16<S>(a, v.r[j % 2], pd, k, j % PER * S::together);
 		wg_wait<1>();
-		if (i == 4 * PER - 1 || (next == 0 && k == 1 && half))
+		if (j == 4 * PER - 1 || (next == 0 && k == 1 && half))
 			break;
-		values<S>(v.r[(i + 1) % 2], v.raw, next * S::together);
-		if (next == PER - 1 && (i + 1) / PER < 3)
-			fetch_values<S>(v.raw, st, p, 16 * ((i + 1) / PER + 1),
+		values<S>(v.r[(j + 1) % 2], v.raw, next * S::together);
+		if (next == PER - 1 && (j + 1) / PER < 3)
+			fetch_values<S>(v.raw, st, p, 16 * ((j + 1) / PER + 1),
 			    tab);
 	}
 	/* All of the stage is read: the product has it. */
@@ -950,6 +956,7 @@ sum_stages(Acc<S> &a, const Place &p, const Team &team, uint32_t smem,
 			v.begin(p, smem, at, i + 1);
 		wg_wait<0>();
 		pin_o(a);
+		__syncwarp();
 		if (i + S::places < stages && p.lane == 0)
 			mbar_arrive(p_bar<S>(smem, i) + 32);
 		if (!S::ahead && i + 1 < end)

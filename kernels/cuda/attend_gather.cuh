@@ -18,6 +18,8 @@ namespace {
 constexpr int KEYS = 64;		/* of one stage */
 constexpr int MAX_SPLITS = DCPG_MAX_SPLITS;
 constexpr int MAX_TEAM = DCPG_MAX_TEAM;
+constexpr int MAX_WGS = 4;		/* that score */
+constexpr int MAX_PLACES = 4;		/* of p, on their barriers */
 constexpr int SMEM_MAX = 232448;	/* 227 KB a block */
 constexpr float GROW = 8.0f;		/* log2: how far p may pass 1 */
 
@@ -48,7 +50,7 @@ struct Shape {
 	static constexpr bool bf16 = BF16;
 	static constexpr int nh = NH, wgs = W;
 	static constexpr int work = W * 128;	/* threads that sum */
-	/* W more score, a round ahead of the sums: attend_roles.cuh. */
+	/* W more score: attend_roles.cuh. */
 	static constexpr bool roles = W == 2 && (NH == 32 || NH == 16);
 	static constexpr int computing = work * (roles ? 2 : 1);
 	static constexpr int threads = computing + 128;
@@ -123,7 +125,7 @@ struct Shape {
 	/* Barriers: 8 by which a stage is full, 8 empty, and 4 by which the
 	 * place of a stage's p is full, 4 free. */
 	static constexpr int bytes = bar_off + 24 * 8;
-	static constexpr int l_parts = wide ? 4 : W * 4; /* of l of a head */
+	static constexpr int l_parts = wide ? 1 : W;	/* 4 words of a head */
 
 	/* What splits send each other, in Args::work: of each block that owns
 	 * heads (m, l, unit, 0) and 512 values a head and split, f16 or, of
@@ -134,7 +136,10 @@ struct Shape {
 	static constexpr int in_words = BF16 ? 2 * tiles : tiles;
 	static constexpr int at_once = in_words == 2 ? 4 : in_words == 4 ? 3 :
 	    2;
-	static_assert(stages >= W, "all stages of a round are held at once");
+	static_assert(stages >= W, "all stages of a round are held at once, and "
+	    "Ring::ahead() goes round once");
+	static_assert(W <= MAX_WGS && places <= MAX_PLACES &&
+	    (wide || places % W == 0), "who follows maxima finds them all");
 	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");
 };
 

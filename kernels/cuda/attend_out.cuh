@@ -242,7 +242,8 @@ make_ready(uint8_t *at)
 /* --- the warps that gathered: l, LSE, weights ---------------------------- */
 
 /* l of head h over all of the block's keys, whose maxima were the last stage's
- * in the end. A warpgroup's part is in units of its own last stage's. */
+ * in the end. A warpgroup's part is in units of its own last stage's (wide: the
+ * end's). */
 template <class S>
 __device__ inline float
 sum_l(uint32_t smem, uint32_t h, uint32_t stages)
@@ -251,7 +252,7 @@ sum_l(uint32_t smem, uint32_t h, uint32_t stages)
 	float l = 0.0f, k = 1.0f;
 
 #pragma unroll
-	for (uint32_t w = 1; w <= S::l_parts / 4; w++) {
+	for (uint32_t w = 1; w <= S::l_parts; w++) {
 		uint32_t i = stages - w, told = told_at<S>(smem, i);
 		uint4 x;
 

@@ -28,7 +28,7 @@ raise_wide(const float (&x)[HALF / 2], float (&m)[HALF / 4],
 #pragma unroll
 	for (int j = 0; j < S::nh / 4; j++)
 		old[j] = unordered(lds32(all + col_head(j, p.c) * 4));
-	bar_sync(BAR_VOTE + 1, S::work);	/* all have read */
+	bar_sync(BAR_WIDE_MAX, S::work);	/* all have read */
 #pragma unroll
 	for (int j = 0; j < HALF / 4; j++) {
 		float y = fmaxf(x[col_acc(j)], x[col_acc(j) + 2]);
@@ -39,7 +39,7 @@ raise_wide(const float (&x)[HALF / 2], float (&m)[HALF / 4],
 		if (p.g == 0)
 			max_s32(ms + col_head(j, p.c) * 4, ordered(y));
 	}
-	bar_sync(BAR_VOTE + 1, S::work);
+	bar_sync(BAR_WIDE_MAX, S::work);
 #pragma unroll
 	for (int j = 0; j < HALF / 4; j++) {
 		float y = unordered(lds32(ms + col_head(j, p.c) * 4));
@@ -84,7 +84,7 @@ softmax_wide(float (&x)[HALF / 2], float (&l)[HALF / 4], Acc<S> &a,
 		over |= fmaxf(x0, x1) > m[j] + GROW;
 	}
 	/* The vote is where all have read the last round's p. */
-	if (bar_any(BAR_VOTE, S::work, over || first))
+	if (bar_any(BAR_WIDE_VOTE, S::work, over || first))
 		raise_wide<S>(x, m, l, a, p, smem, first);
 #pragma unroll
 	for (int j = 0; j < HALF / 4; j += 2) {
@@ -104,7 +104,7 @@ softmax_wide(float (&x)[HALF / 2], float (&l)[HALF / 4], Acc<S> &a,
 	store_p<Shape<true, HALF, 2>>(y, p, smem + S::p_off +
 	    p.wg * HALF * 128);
 	fence_async();
-	bar_sync(BAR_VOTE + 2, S::work);
+	bar_sync(BAR_WIDE_P, S::work);
 }
 
 /* share_l() for them; where p was. */
@@ -112,7 +112,7 @@ template <class S>
 __device__ inline void
 share_wide(const float (&l)[HALF / 4], const Place &p, uint32_t smem)
 {
-	bar_sync(BAR_VOTE, S::work);	/* the last p is read */
+	bar_sync(BAR_WIDE_VOTE, S::work);	/* the last p is read */
 #pragma unroll
 	for (int j = 0; j < HALF / 4; j++) {
 		float x = l[j];

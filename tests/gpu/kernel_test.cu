@@ -359,18 +359,21 @@ attend_tests(void)
 			}
 		if (brief)
 			continue;
-		/* keys beyond whole rounds of 128, up to a stage and more */
-		for (uint32_t x = 0; b == 0 && x < 6; x++) {
-			double grow[] = { 1, 1000, 1e-3 };
-			AttendCase c = { false, 64, 16, 577, 0, 1, x % 2 + 1,
-			    true, { 129, 130, 159, 160, 161, 191, 192, 193, 257,
-			    289, 320, 321, 385, 448, 449, 577 }, grow[x / 2] };
+		/* Keys beyond whole rounds, up to a stage and more; maxima that
+		 * rise in each stage of a block, and in none but its first. */
+		for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
+			for (uint32_t x = 0; x < 12; x++) {
+				double grow[] = { 1, 1000, 1e-3 };
+				uint32_t team = x % 2 + 1, s = x / 2 % 2 + 1;
+				AttendCase c = { b == 1, sh.heads * team, 16,
+				    1154, i + 1, s, team, true, { 129, 130, 159,
+				    160, 161, 191, 192, 193, 257, 289, 320, 321,
+				    385, 577, 898, 1154 }, grow[x / 4] };
 
-			for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
-				if (sh.heads == 32)
-					c.shape = i + 1;
-			CASE(attend_case(c, salt));
-		}
+				if (s > sh.splits || c.heads > 128)
+					continue;
+				CASE(attend_case(c, salt));
+			}
 		/* As many keys as expected, about as many, far more or fewer:
 		 * what was read of the list ahead may be another split's. */
 		for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
