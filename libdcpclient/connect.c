@@ -66,7 +66,8 @@ open_socket(const char *path, uint64_t end, int *out)
 		dcp_fail(rc, rc == -ENOENT || rc == -ECONNREFUSED ?
 		    "%s: %s; is dcpd running with this --socket?" :
 		    rc == -EACCES ?
-		    "%s: %s; its group may connect: join it" : "%s: %s",
+		    "%s: %s; only its owner and its group may connect, the "
+		    "group is dcpd's --socket-group" : "%s: %s",
 		    path, strerror(-rc));
 		close(fd);
 		return rc;

@@ -420,7 +420,8 @@ hello_read(struct pending *p)
 		rc = why == NULL ? admit(ipc, p) : 0;
 		if (rc < 0) {
 			ipc_complain(ipc, "pid %d (uid %u) refused: %s",
-			    p->cred.pid, p->cred.uid, strerror(-rc));
+			    p->cred.pid, p->cred.uid, rc == -ESRCH ?
+			    "it has ended before" : strerror(-rc));
 			refuse(p->sock, rc, "the daemon could not set up the "
 			    "connection: %s", strerror(-rc));
 		}

@@ -98,7 +98,7 @@ find_pages(struct dcpd_sched *s, const struct dcpd_pin_ask *a, struct pin *p,
     struct dcpd_err *err)
 {
 	const struct req *r;
-	uint32_t to = a->n / DCPD_PAGE_TOKENS, n;
+	uint32_t to = a->n / DCPD_PAGE_TOKENS, found, n = a->n;
 	bool more;
 
 	if (a->n == 0) {
@@ -112,19 +112,24 @@ find_pages(struct dcpd_sched *s, const struct dcpd_pin_ask *a, struct pin *p,
 			return dcpd_fail(err, -EBUSY, "request %llu: part of "
 			    "its text is still in host memory: try again in a "
 			    "moment", (unsigned long long)a->request);
+		n = r->n_prompt;
 		p->n = (uint32_t)dcpd_min64(r->n_shared,
-		    r->n_prompt / DCPD_PAGE_TOKENS);
+		    n / DCPD_PAGE_TOKENS);
 		memcpy(p->page, r->pages, p->n * sizeof *p->page);
 		dcpd_prefix_hold(s->prefix, p->page, p->n);
 	} else {
-		n = dcpd_prefix_match(s->prefix, a->salt, a->tokens, 0, to,
+		found = dcpd_prefix_match(s->prefix, a->salt, a->tokens, 0, to,
 		    p->page);
-		dcpd_prefix_hold(s->prefix, p->page, n);
-		p->n = dcpd_prefix_restore(s->prefix, a->salt, a->tokens, n,
+		dcpd_prefix_hold(s->prefix, p->page, found);
+		p->n = dcpd_prefix_restore(s->prefix, a->salt, a->tokens, found,
 		    to, UINT32_MAX, p->page, &more);
 	}
+	if (p->n == 0 && n < DCPD_PAGE_TOKENS)
+		return dcpd_fail(err, -EINVAL, "%u tokens: only whole pages of "
+		    "%u are kept; give a longer text", n, DCPD_PAGE_TOKENS);
 	return p->n > 0 ? 0 : dcpd_fail(err, -ENOENT, "the cache has no whole "
-	    "page of 64 tokens of it: let it be prefilled first");
+	    "page of %u tokens of it: let it be prefilled first",
+	    DCPD_PAGE_TOKENS);
 }
 
 /* Lock held. */

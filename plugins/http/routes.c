@@ -46,7 +46,9 @@ const struct route routes[] = {
 	{ NULL, NULL, 0, NULL, NULL },
 };
 
-/* What other engines have elsewhere. */
+/* What other engines have elsewhere, or for other models. */
+#define NO_TEXT "this model answers with text, by /v1/completions and " \
+    "/v1/chat/completions"
 static const struct {
 	const char *path, *instead;
 } others[] = {
@@ -61,6 +63,10 @@ static const struct {
 	  "gives the text of its tokens" },
 	{ "/load", "GET /metrics has how many requests run and wait" },
 	{ "/get_load", "GET /metrics has how many requests run and wait" },
+	{ "/v1/embeddings", NO_TEXT },
+	{ "/v1/rerank", NO_TEXT },
+	{ "/v1/score", NO_TEXT },
+	{ "/classify", NO_TEXT },
 	{ "/docs", "doc/http.md of dcpd has all paths and fields" },
 	{ "/openapi.json", "doc/http.md of dcpd has all paths and fields" },
 };
@@ -71,7 +77,8 @@ instead_of(const char *path)
 	for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
 		if (strcmp(path, others[i].path) == 0)
 			return others[i].instead;
-	return "the API begins at /v1/";
+	return strncmp(path, "/v1/", 4) == 0 ? "doc/http.md of dcpd has those "
+	    "that there are" : "the API begins at /v1/";
 }
 
 static bool

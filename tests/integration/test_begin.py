@@ -8,6 +8,7 @@ srcdir = os.environ.get("srcdir", ".")
 sys.path.insert(0, os.path.join(srcdir, "tests/lib"))
 import dcpclient as dcp  # noqa: E402
 from daemon import Daemon  # noqa: E402
+from suite import until  # noqa: E402
 
 
 def first(c, rid):
@@ -28,7 +29,8 @@ def main():
         ev = first(c, rid)
         assert ev.type == dcp.EV_BEGIN and ev.seq == 0, (ev.type, ev.seq)
         assert ev.usage["prompt_tokens"] == 3, ev.usage
-        assert d.ctl_json("status")["waiting"] == 1
+        until(lambda: d.ctl_json("status")["waiting"] == 1,
+              "it does not wait")       # its beginning comes before
         # Refused: no beginning.
         info = c.info()
         bad = c.submit(tokens=[1] * (info["max_context"] + 5),

@@ -228,6 +228,9 @@ class Cache(unittest.TestCase):
                          ["drop", "--prompt", "x"],
                          ["pin", "--prompt", "x", "--tokens", "1"]):
                 self.assertEqual(d.ctl("cache", *args).returncode, 2, args)
+            r = d.ctl("cache", "pin", "--tokens", "1,2,3")
+            self.assertEqual(r.returncode, 1)
+            self.assertIn("3 tokens: only whole pages of 64", r.stderr)
             r = d.ctl("cache", "unpin", "--id", 99)
             self.assertEqual(r.returncode, 1)
             self.assertIn("no pin 99", r.stderr)

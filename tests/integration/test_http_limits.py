@@ -523,6 +523,8 @@ def unknown_paths_and_methods(d):
                        ("/props", "/server_info"), ("/slots", "/metrics"),
                        ("/apply-template", "/tokenize"),
                        ("/load", "/metrics"), ("/get_load", "/metrics"),
+                       ("/v1/embeddings", "answers with text"),
+                       ("/v1/files", "http.md"), ("/v2/x", "at /v1/"),
                        ("/docs", "http.md"), ("/openapi.json", "http.md")):
         for method in ("GET", "POST"):
             status, _, body = d.ask(method, path)
