@@ -5,7 +5,7 @@
 
 STAGE is an install tree. Every rank's lines of the plan must be what was
 allocated, byte for byte; graphs and NCCL, of which the plan is a bound, no
-more. What the device itself lost meanwhile is that and what the driver and
+more. (And no pass is faster than its floor.) What the device itself lost meanwhile is that and what the driver and
 cuBLASLt take by themselves: the cases of one layout must differ by little
 there, or something is allocated that nobody counts. dcp-tiny in bf16; V3.2 made
 narrow in FP8 and in W4AFP8, random; a checkpoint of W4AFP8. nccl, on two GPUs:
@@ -108,6 +108,10 @@ def run(dev, case, flags, per_gpu, env=None):
         r = d.ctl("generate", "--tokens", ",".join(["5"] * tokens),
                   "--max-tokens", "4", "--ignore-eos")
         lost = [a - b for a, b in zip(before, dev.free())]
+        for bench in (["prefill", "-L", 2000], ["decode", "-N", 16]):
+            d.ctl_json("bench", *bench)         # code is loaded by the first
+            x = d.ctl_json("bench", *bench, "-s", 2)["times_floor"]
+            check(x >= 1, f"{what}: bench {bench[0]}: {x:.3g} times the floor")
         ranks = d.ctl_json("status")["plan"]["ranks"]
     bad = [f"rank {k['rank']} {x}: planned {k['planned'][x]}, actual "
            f"{k['actual'][x]}" for k in ranks for x in k["planned"]
