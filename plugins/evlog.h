@@ -19,6 +19,7 @@
 #define EVLOG_FDS 8	/* an event_base takes six */
 
 static const struct dcp_host *evlog_host;
+static _Atomic unsigned evlog_users;	/* a check of a reload makes a second */
 /* what it said last: why it ends */
 static _Thread_local char evlog_last[400];
 
@@ -51,6 +52,8 @@ evlog_fatal(int status)
 static inline void
 evlog_open(const struct dcp_host *host)
 {
+	if (evlog_users++ > 0)
+		return;
 	evlog_host = host;
 	event_set_log_callback(evlog_say);
 	event_set_fatal_callback(evlog_fatal);
@@ -60,6 +63,8 @@ evlog_open(const struct dcp_host *host)
 static inline void
 evlog_close(void)
 {
+	if (--evlog_users > 0)
+		return;
 	event_set_log_callback(NULL);
 	event_set_fatal_callback(NULL);
 }

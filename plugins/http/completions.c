@@ -21,20 +21,27 @@ struct completion {		/* a gen's arg */
 };
 
 struct offset {			/* a choice's arg */
-	json_int_t chars;	/* of the text so far */
+	json_int_t chars;	/* of the text so far, begun ones too */
+	unsigned rest;		/* bytes that the last one lacks */
 };
 
 /* --- logprobs ---------------------------------------------------------- */
 
-static json_int_t
-n_chars(const json_t *s)
+/* A token's bytes, of which a character may have a part only. What is no UTF-8
+ * is a character each in the text, U+FFFD. */
+static void
+count_chars(struct offset *at, const struct text *t)
 {
-	const char *p = json_string_value(s);
-	json_int_t n = 0;
+	for (size_t i = 0; i < t->len; i++) {
+		unsigned char c = (unsigned char)t->s[i];
 
-	for (; p != NULL && *p != '\0'; p++)
-		n += ((unsigned char)*p & 0xc0) != 0x80;
-	return n;
+		if ((c & 0xc0) == 0x80 && at->rest > 0) {
+			at->rest--;
+			continue;
+		}
+		at->chars++;
+		at->rest = c >= 0xf0 ? 3 : c >= 0xe0 ? 2 : c >= 0xc0 ? 1 : 0;
+	}
 }
 
 /* The chosen token is among them, be it one of the best or not. */
@@ -68,17 +75,21 @@ one_token(const struct gen *g, struct choice *c, const struct gen_token *t,
     json_t *v[LISTS])
 {
 	struct offset *at = c->arg;
+	struct text bytes = { 0 };
 
 	if (at == NULL)
 		at = c->arg = calloc(1, sizeof *at);
-	if (at == NULL)
+	if (at == NULL || engine_token(g->engine, t->id, &bytes) != 0) {
+		text_free(&bytes);
 		return false;
+	}
 	v[TOKENS] = engine_token_json(g->engine, t->id);
 	v[LOGPROBS] = isnan(t->logprob) ? json_null() :
 	    json_real(isfinite(t->logprob) ? (double)t->logprob : -9999.0);
 	v[TOPS] = top_json(g->engine, t);
-	v[OFFSETS] = json_integer(at->chars);
-	at->chars += n_chars(v[TOKENS]);
+	v[OFFSETS] = json_integer(at->chars - (at->rest > 0));
+	count_chars(at, &bytes);
+	text_free(&bytes);
 	return true;
 }
 

@@ -68,6 +68,12 @@ tests_unit_t_http_bound_SOURCES = tests/unit/t_http_bound.c \
 tests_unit_t_http_bound_CFLAGS = $(AM_CFLAGS) $(LIBEVENT_CFLAGS)
 tests_unit_t_http_bound_LDADD = $(TEST_LIBS)
 
+check_PROGRAMS += tests/unit/t_evlog
+TESTS += tests/unit/t_evlog
+tests_unit_t_evlog_SOURCES = tests/unit/t_evlog.c plugins/evlog.h
+tests_unit_t_evlog_CFLAGS = $(AM_CFLAGS) $(LIBEVENT_CFLAGS)
+tests_unit_t_evlog_LDADD = $(TEST_LIBS) $(LIBEVENT_LIBS)
+
 # They define the functions of libdcpclient that the plugin then finds first.
 check_PROGRAMS += tests/fuzz/fuzz_http tests/fuzz/fuzz_body
 TESTS += tests/fuzz/fuzz_http tests/fuzz/fuzz_body

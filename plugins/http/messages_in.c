@@ -445,8 +445,8 @@ take_context_edits(struct call *call, const json_t *body, struct params *p)
 static int
 take_output_config(struct call *call, const json_t *body, struct params *p)
 {
-	json_t *v = NULL, *format = NULL, *to;
-	const char *effort = NULL;
+	json_t *v = NULL, *format = NULL, *to = NULL;
+	const char *effort = NULL, *type;
 
 	if (field_json(call, body, "output_config", JSON_OBJECT, &v) < 0)
 		return -EINVAL;
@@ -460,9 +460,11 @@ take_output_config(struct call *call, const json_t *body, struct params *p)
 		return call_no_memory(call);
 	if (format == NULL)
 		return 0;
-	to = json_pack("{s:s, s:{s:s, s:O, s:b}}", "type", "json_schema",
-	    "json_schema", "name", "output", "schema",
-	    json_object_get(format, "schema"), "strict", 1);
+	type = json_string_value(json_object_get(format, "type"));
+	if (type != NULL && strcmp(type, "json_schema") == 0)
+		to = json_pack("{s:s, s:{s:s, s:O, s:b}}", "type",
+		    "json_schema", "json_schema", "name", "output", "schema",
+		    json_object_get(format, "schema"), "strict", 1);
 	if (to == NULL) {
 		call_error(call, 400, "output_config.format", "invalid_value",
 		    "output_config.format must be {\"type\": \"json_schema\", "

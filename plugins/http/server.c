@@ -592,7 +592,9 @@ on_request(struct evhttp_request *req, void *arg)
 	else if (c->spare)
 		call_error(call, 503, NULL, "too_many_connections",
 		    "%u connections are open, the most there may be; try "
-		    "again later, or raise max_connections", s->n_conns - 1);
+		    "again later, or raise %s", max_conns(s), max_conns(s) <
+		    s->http->cfg.max_connections ? "the process's descriptors "
+		    "(ulimit -n, LimitNOFILE=)" : "max_connections");
 	else
 		routes_dispatch(call);
 }

@@ -89,6 +89,9 @@ read_number(struct dcp_request *r, const struct field *f, const json_t *v,
 		*(int32_t *)p = (int32_t)i;
 		return 0;
 	}
+	if (i == 0 && f->off == offsetof(struct dcp_request, max_tokens))
+		return bad(why, f->name, "1 or more; without it an answer may "
+		    "fill the context");
 	if (i < 0 || (f->kind == U32 && i > UINT32_MAX))
 		return bad(why, f->name, f->kind == U32 ?
 		    "0..4294967295" : "0 or more");

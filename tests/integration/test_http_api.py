@@ -103,7 +103,7 @@ def a_prompt_is_text_or_ids_one_or_many(d):
 
 
 def echo_and_logprobs_as_harnesses_read_them(d):
-    text = "The river is long. \u00e9\U0001f350!"
+    text = "The river is long. \u00e9\U0001f350! It is\u65e5 old."
     ids = d.post("/tokenize", {"prompt": text})["tokens"]
     o = d.post(COMP, {"prompt": ids, "max_tokens": 1, "temperature": 0,
                       "logprobs": 1, "echo": True})
@@ -115,6 +115,8 @@ def echo_and_logprobs_as_harnesses_read_them(d):
     assert lp["tokens"][0] == "The" and lp["text_offset"][:2] == [0, 3]
     assert any(t.startswith("bytes:\\xf0") for t in lp["tokens"]), \
         "a token that is part of a character"
+    for t, at in zip(lp["tokens"], lp["text_offset"]):
+        assert t.startswith("bytes:") or c["text"][at:at + len(t)] == t, (t, at)
     with d.client() as ring:
         r = ring.generate(tokens=ids, max_tokens=1, temperature=0.0,
                           top_logprobs=1, flags=dcp.ECHO | dcp.LOGPROBS)
@@ -338,6 +340,11 @@ def a_call_is_forced(d):
     d.post("/v1/messages", {
         "model": "x", "messages": ASK, "max_tokens": 5, "tool_choice": {
             "type": "auto", "disable_parallel_tool_use": 1}}, 400)
+    for kind in ({}, {"type": "text"}, {"type": 1}):
+        e = d.post("/v1/messages", {
+            "model": "x", "messages": ASK, "max_tokens": 5, "output_config": {
+                "format": {**kind, "schema": {"type": "string"}}}}, 400)
+        assert "json_schema" in e["error"]["message"], e
 
 
 BIG = 18446744073709551615

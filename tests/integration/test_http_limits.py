@@ -632,7 +632,10 @@ def connections_are_capped(_):
             s.send(request("GET", "/health"))
             status, headers, body = s.answer()
             assert status == 503 and headers["retry-after"] == "1"
-            assert error(body)["code"] == "too_many_connections"
+            e = error(body)
+            assert e["code"] == "too_many_connections"
+            assert e["message"].startswith("8 ") and \
+                e["message"].endswith("raise max_connections"), e
             assert closes(s)
         # Hundreds more wait their turn and hurt nobody.
         crowd = [Raw(d.port) for _ in range(200)]
@@ -655,7 +658,14 @@ def connections_leave_descriptors_to_others(_):
     """dcpctl and the ring are served however many HTTP's clients are."""
     with FewDescriptors(256, *NULL) as d:
         assert "max_connections is 4096, but" in d.tail(99)
-        crowd = [Raw(d.port) for _ in range(400)]
+        crowd, status = [], 200
+        while status == 200:
+            crowd.append(Raw(d.port))
+            crowd[-1].send(request("GET", "/health"))
+            status, _, body = crowd[-1].answer()
+        e = error(body)["message"]
+        assert e.startswith(f"{len(crowd) - 1} ") and "ulimit -n" in e, e
+        crowd += [Raw(d.port) for _ in range(400 - len(crowd))]
         suite.until(lambda: len(os.listdir(f"/proc/{d.p.pid}/fd")) > 100,
                     "they do not come in")
         assert d.ctl("status").returncode == 0, d.tail()
