@@ -176,7 +176,7 @@ op_pin(void)
 	    by_request ? sent[n_sent - 1].id : 0, &pin[n_pin], &pages, &err);
 	free(p);
 	DCPD_ASSERT(rc == 0 ? pages > 0 : rc == -ENOENT || rc == -ENOSPC ||
-	    rc == -EBUSY);
+	    rc == -EBUSY || (by_request && rc == -EINVAL));	/* a short one */
 	n_pin += rc == 0;
 	n_pinned += rc == 0;
 }
