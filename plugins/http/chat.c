@@ -34,8 +34,8 @@ token_json(const struct engine *e, uint32_t id, float logprob)
 	for (i = 0; i < t.len; i++)
 		json_array_append_new(bytes,
 		    json_integer((unsigned char)t.s[i]));
+	json_object_set_new(o, "token", engine_bytes_json(&t));
 	text_free(&t);
-	json_object_set_new(o, "token", engine_token_json(e, id));
 	json_object_set_new(o, "logprob", logprob_json(logprob));
 	json_object_set_new(o, "bytes", bytes);
 	return o;

@@ -83,7 +83,7 @@ one_token(const struct gen *g, struct choice *c, const struct gen_token *t,
 		text_free(&bytes);
 		return false;
 	}
-	v[TOKENS] = engine_token_json(g->engine, t->id);
+	v[TOKENS] = engine_bytes_json(&bytes);
 	v[LOGPROBS] = isnan(t->logprob) ? json_null() :
 	    json_real(isfinite(t->logprob) ? (double)t->logprob : -9999.0);
 	v[TOPS] = top_json(g->engine, t);

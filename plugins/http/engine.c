@@ -379,24 +379,31 @@ engine_token(const struct engine *e, uint32_t id, struct text *to)
 }
 
 json_t *
-engine_token_json(const struct engine *e, uint32_t id)
+engine_bytes_json(const struct text *t)
 {
-	struct text t = { 0 }, hex = { 0 };
+	json_t *o = json_stringn(t->s != NULL ? t->s : "", t->len);
+	struct text hex = { 0 };
 	char x[8];
-	json_t *o;
 
-	if (engine_token(e, id, &t) != 0)
-		return NULL;
-	o = json_stringn(t.s != NULL ? t.s : "", t.len);
 	if (o == NULL && text_add(&hex, "bytes:", 6) == 0) {
-		for (size_t i = 0; i < t.len; i++) {
-			snprintf(x, sizeof x, "\\x%02x", (unsigned char)t.s[i]);
+		for (size_t i = 0; i < t->len; i++) {
+			snprintf(x, sizeof x, "\\x%02x",
+			    (unsigned char)t->s[i]);
 			(void)text_add(&hex, x, 4);
 		}
 		o = json_stringn(hex.s, hex.len);
 	}
-	text_free(&t);
 	text_free(&hex);
+	return o;
+}
+
+json_t *
+engine_token_json(const struct engine *e, uint32_t id)
+{
+	struct text t = { 0 };
+	json_t *o = engine_token(e, id, &t) == 0 ? engine_bytes_json(&t) : NULL;
+
+	text_free(&t);
 	return o;
 }
 

@@ -197,7 +197,8 @@ const char *engine_error_field(const char *message);
 
 /* Appends the bytes of one token; "token_id:N" where there is no tokenizer. */
 int engine_token(const struct engine *, uint32_t id, struct text *to);
-/* As a JSON string; "bytes:\\xNN..." of what is no whole UTF-8. */
+/* They as a JSON string; "bytes:\\xNN..." of what is no whole UTF-8. */
+json_t *engine_bytes_json(const struct text *);
 json_t *engine_token_json(const struct engine *, uint32_t id);
 
 /* --- fields of a body -------------------------------------------------- */

@@ -177,8 +177,8 @@ one_logprob(const struct gen *g, uint32_t id, float logprob)
 	for (i = 0; i < t.len; i++)
 		json_array_append_new(bytes,
 		    json_integer((unsigned char)t.s[i]));
-	o = json_pack("{s:o, s:o, s:f}", "token",
-	    engine_token_json(g->engine, id), "bytes", bytes, "logprob",
+	o = json_pack("{s:o, s:o, s:f}", "token", engine_bytes_json(&t),
+	    "bytes", bytes, "logprob",
 	    (double)(isfinite(logprob) ? logprob : -9999));
 	text_free(&t);
 	return o;

@@ -22,7 +22,8 @@ bad(char **why, const char *key, const char *want)
 
 /* --- values -------------------------------------------------------------- */
 
-enum kind { F32, U32, I32, U64, FLAG, NOT_FLAG };
+/* COUNT: U32, but not 0, which the ring takes for no limit. */
+enum kind { F32, U32, COUNT, I32, U64, FLAG, NOT_FLAG };
 
 struct field {
 	const char *name;
@@ -33,8 +34,8 @@ struct field {
 
 #define R(f) offsetof(struct dcp_request, f)
 static const struct field fields[] = {
-	{ "max_tokens", U32, R(max_tokens), 0 },
-	{ "max_completion_tokens", U32, R(max_tokens), 0 },
+	{ "max_tokens", COUNT, R(max_tokens), 0 },
+	{ "max_completion_tokens", COUNT, R(max_tokens), 0 },
 	{ "min_tokens", U32, R(min_tokens), 0 },
 	{ "temperature", F32, R(temperature), DCP_TEMPERATURE },
 	{ "top_p", F32, R(top_p), 0 },
@@ -89,16 +90,16 @@ read_number(struct dcp_request *r, const struct field *f, const json_t *v,
 		*(int32_t *)p = (int32_t)i;
 		return 0;
 	}
-	if (i == 0 && f->off == offsetof(struct dcp_request, max_tokens))
+	if (i == 0 && f->kind == COUNT)
 		return bad(why, f->name, "1 or more; without it an answer may "
 		    "fill the context");
-	if (i < 0 || (f->kind == U32 && i > UINT32_MAX))
-		return bad(why, f->name, f->kind == U32 ?
-		    "0..4294967295" : "0 or more");
-	if (f->kind == U32)
-		*(uint32_t *)p = (uint32_t)i;
-	else
+	if (i < 0 || (f->kind != U64 && i > UINT32_MAX))
+		return bad(why, f->name, f->kind == U64 ? "0 or more" :
+		    "0..4294967295");
+	if (f->kind == U64)
 		*(uint64_t *)p = (uint64_t)i;
+	else
+		*(uint32_t *)p = (uint32_t)i;
 	return 0;
 }
 
