@@ -22,9 +22,9 @@
 #include <algorithm>
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/attend_heads.cuh"
 #include "kernels/cuda/attend_out.cuh"
 #include "kernels/cuda/attend_roles.cuh"
-#include "kernels/cuda/attend_wide.cuh"
 #include "kernels/cuda/dcpg.h"
 #include "kernels/cuda/ptx.cuh"
 
@@ -82,9 +82,7 @@ compute(const Args &g, const Place &p, uint32_t smem, uint32_t n,
 	for (int j = 0; j < S::nh / 4; j++)
 		a.l[j] = 0.0f;
 	a.seen = 0;
-	if constexpr (S::wide)
-		attend_wide<S>(a, p, team, smem, n);
-	else if constexpr (S::roles)
+	if constexpr (S::roles)
 		sum_rounds<S>(a, p, team, smem, n);
 	else
 		attend<S>(a, p, team, smem, n);
@@ -175,6 +173,16 @@ attend_kernel(const Args g)
 /* --- host ---------------------------------------------------------------- */
 
 template <class S>
+constexpr auto
+kernel_of(void)
+{
+	if constexpr (std::is_same_v<S, Heads>)
+		return heads_kernel;
+	else
+		return attend_kernel<S>;
+}
+
+template <class S>
 void
 configure(cudaLaunchConfig_t *cfg, cudaLaunchAttribute at[2], dim3 grid,
     uint32_t team)
@@ -202,7 +210,7 @@ launch(const Args &g, uint32_t rows, uint32_t splits, cudaStream_t stream)
 
 	configure<S>(&cfg, at, dim3(splits, g.heads / S::nh, rows), g.team);
 	cfg.stream = stream;
-	return cudaLaunchKernelEx(&cfg, attend_kernel<S>, g) == cudaSuccess ?
+	return cudaLaunchKernelEx(&cfg, kernel_of<S>(), g) == cudaSuccess ?
 	    0 : -EIO;
 }
 
@@ -211,16 +219,16 @@ template <class S>
 cudaError_t
 prepare(int fit[MAX_TEAM + 1])
 {
-	cudaError_t e = cudaFuncSetAttribute(attend_kernel<S>,
+	cudaError_t e = cudaFuncSetAttribute(kernel_of<S>(),
 	    cudaFuncAttributeMaxDynamicSharedMemorySize, S::bytes);
 
-	for (int n = 1; n <= MAX_TEAM && e == cudaSuccess; n++) {
+	for (int n = 1; n <= S::max_team && e == cudaSuccess; n++) {
 		cudaLaunchAttribute at[2];
 		cudaLaunchConfig_t cfg;
 
 		configure<S>(&cfg, at, dim3(1, n, 1), n);
 		cfg.numAttrs = 1;
-		e = cudaOccupancyMaxActiveClusters(&fit[n], attend_kernel<S>,
+		e = cudaOccupancyMaxActiveClusters(&fit[n], kernel_of<S>(),
 		    &cfg);
 	}
 	return e;
@@ -242,10 +250,11 @@ struct Entry {
 	int fit[MAX_TEAM + 1];
 };
 
-#define ENTRY(bf16, nh, w, fixed, stage, merge) {			\
-	{ nh, w }, launch<Shape<bf16, nh, w>>, prepare<Shape<bf16, nh, w>>, \
-	fixed, stage, merge, Shape<bf16, nh, w>::splits,		\
-	Shape<bf16, nh, w>::in_bytes, { 0 } }
+#define SHAPE(S, w, fixed, stage, merge) {				\
+	{ S::nh, w }, launch<S>, prepare<S>, fixed, stage, merge,	\
+	S::splits, S::in_bytes, { 0 } }
+#define ENTRY(bf16, nh, w, fixed, stage, merge)				\
+	SHAPE(decltype(Shape<bf16, nh, w>()), w, fixed, stage, merge)
 
 Entry fp8_entries[] = {
 	ENTRY(false, 64, 2, 9.98, 2.51, 0),
@@ -258,7 +267,7 @@ Entry bf16_entries[] = {
 	ENTRY(true, 32, 2, 5.71, 2.16, 4.32),
 	ENTRY(true, 16, 2, 6.02, 1.75, 0.85),
 	ENTRY(true, 8, 2, 3.36, 2.09, 1.31),
-	ENTRY(true, 64, 2, 8.07, 2.66, 0),
+	SHAPE(Heads, 2, 9, 2.4, 0),
 };
 
 /* The largest place of a block, of as many SMs as the head of dcpg.h says. */

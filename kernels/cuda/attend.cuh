@@ -151,11 +151,9 @@ struct Place {
 
 /* Barriers: 0 is the block's, Q the computing warps', L to OUT also those of
  * the warps that gathered, ML theirs alone. VOTE + wg is a scoring warpgroup's
- * own, NEXT + wg where it waits for the one that scored the stage before; WIDE_:
- * attend_wide.cuh. */
+ * own, NEXT + wg where it waits for the one that scored the stage before. */
 enum { BAR_Q = 1, BAR_L, BAR_SUMS, BAR_ML, BAR_WEIGHTS, BAR_OUT, BAR_VOTE,
-    BAR_NEXT = BAR_VOTE + MAX_WGS, BAR_END = BAR_NEXT + MAX_WGS,
-    BAR_WIDE_VOTE = BAR_VOTE, BAR_WIDE_MAX, BAR_WIDE_P };
+    BAR_NEXT = BAR_VOTE + MAX_WGS, BAR_END = BAR_NEXT + MAX_WGS };
 static_assert(BAR_END <= 16, "named barriers of a block");
 
 /* Head of a thread's column j (0 .. NH/4 - 1) and its first accumulator; the
@@ -880,26 +878,19 @@ struct Values {
 	uint32_t r[2][4 * S::together];
 	Raw<S> raw;
 
-	/* The first of the rows in place s; their scales are in place i. */
+	/* The first ones of stage i, when its rows, p and scales are there. */
 	__device__ inline void
-	fetch(const Place &p, uint32_t smem, uint32_t s, uint32_t i)
+	begin(const Place &p, uint32_t smem, const Ring<S> &at, uint32_t i)
 	{
-		uint32_t st = smem + S::stage_off + s * S::stage;
-		uint32_t tab = smem + S::tab_off + i * S::tab_place;
+		uint32_t st = smem + S::stage_off + at.s * S::stage;
+		uint32_t tab = smem + S::tab_off + i % S::places * S::tab_place;
 
+		mbar_wait(p_bar<S>(smem, i), i / S::places & 1);
+		await_rows(smem, at);
 		fetch_values<S>(raw, st, p, 0, tab);
 		values<S>(r[0], raw, 0);
 		if (per == 1)
 			fetch_values<S>(raw, st, p, 16, tab);
-	}
-
-	/* .. of stage i, when its rows, p and scales are there. */
-	__device__ inline void
-	begin(const Place &p, uint32_t smem, const Ring<S> &at, uint32_t i)
-	{
-		mbar_wait(p_bar<S>(smem, i), i / S::places & 1);
-		await_rows(smem, at);
-		fetch(p, smem, at.s, i % S::places);
 	}
 };
 

@@ -54,6 +54,8 @@ struct Shape {
 	static constexpr bool roles = W == 2 && (NH == 32 || NH == 16);
 	static constexpr int computing = work * (roles ? 2 : 1);
 	static constexpr int threads = computing + 128;
+	static constexpr int telling = work + 128;	/* tell_owners() */
+	static constexpr int max_team = MAX_TEAM;
 	/* Registers of a summing and of a gathering thread; a block starts with
 	 * the same for all, which one that only scores keeps, and would wait
 	 * for ever for more in sum. */
@@ -77,17 +79,16 @@ struct Shape {
 	static constexpr bool ahead = NH < 64;
 
 	static constexpr int q_bytes = 9 * NH * 128;
-	/* See attend_wide.cuh. */
-	static constexpr bool wide = BF16 && NH == 64;
+	static_assert(!BF16 || NH < 64, "attend_heads.cuh has these");
 	/* A stage's p and what goes with it stand in one of so many places in
 	 * turn: scales for the values, and what became of the maxima: a factor
 	 * for each head, whether there are any, one more for all heads. */
-	static constexpr int places = wide ? 1 : roles ? 2 * W : W;
+	static constexpr int places = roles ? 2 * W : W;
 	static constexpr int p_place = NH * 128;
 	static constexpr int p_bytes = places * p_place;
 	static constexpr int tab_place = BF16 ? 0 : 4 * KEYS * 2;
 	static constexpr int tab_bytes = places * tab_place;
-	static constexpr int told_place = wide ? 0 : NH * 4 + 16;
+	static constexpr int told_place = NH * 4 + 16;
 	static constexpr int told_bytes = places * told_place;
 	/* 64 heads are for many rows, of which there are enough without. */
 	static constexpr int splits = NH == 64 ? 1 : MAX_SPLITS;
@@ -99,8 +100,8 @@ struct Shape {
 	static constexpr int ms_bytes = NH * 4;	/* maxima, ordered() */
 	static constexpr int fs_bytes = NH * 4;
 	/* [head][W * 4 warps], 4 words of padding spread the banks. */
-	static constexpr int rrow = wide ? 16 : (W * 4 + 4) * 4;
-	static constexpr int red_bytes = wide ? 0 : NH * rrow;
+	static constexpr int rrow = (W * 4 + 4) * 4;
+	static constexpr int red_bytes = NH * rrow;
 	static constexpr int fixed = q_bytes + p_bytes + tab_bytes +
 	    ml_bytes + wt_bytes + ms_bytes + fs_bytes + red_bytes +
 	    told_bytes + 32 + 24 * 8;
@@ -116,7 +117,7 @@ struct Shape {
 	static constexpr int ms_off = wt_off + wt_bytes;
 	static constexpr int fs_off = ms_off + ms_bytes;
 	static constexpr int red_end = fs_off + fs_bytes + red_bytes;
-	static constexpr int red_off = wide ? p_off : fs_off + fs_bytes;
+	static constexpr int red_off = fs_off + fs_bytes;
 	static constexpr int told_off = red_end;
 	static constexpr int ce_off = told_off + told_bytes;
 	static constexpr int unit_off = ce_off + 4, busy_off = ce_off + 8;
@@ -125,7 +126,6 @@ struct Shape {
 	/* Barriers: 8 by which a stage is full, 8 empty, and 4 by which the
 	 * place of a stage's p is full, 4 free. */
 	static constexpr int bytes = bar_off + 24 * 8;
-	static constexpr int l_parts = wide ? 1 : W;	/* 4 words of a head */
 
 	/* What splits send each other, in Args::work: of each block that owns
 	 * heads (m, l, unit, 0) and 512 values a head and split, f16 or, of
@@ -139,7 +139,7 @@ struct Shape {
 	static_assert(stages >= W, "all stages of a round are held at once, and "
 	    "Ring::ahead() goes round once");
 	static_assert(W <= MAX_WGS && places <= MAX_PLACES &&
-	    (wide || places % W == 0), "who follows maxima finds them all");
+	    places % W == 0, "who follows maxima finds them all");
 	static_assert(p_off % 1024 == 0 && q_bytes % 1024 == 0, "swizzle");
 };
 

@@ -242,8 +242,7 @@ make_ready(uint8_t *at)
 /* --- the warps that gathered: l, LSE, weights ---------------------------- */
 
 /* l of head h over all of the block's keys, whose maxima were the last stage's
- * in the end. A warpgroup's part is in units of its own last stage's (wide: the
- * end's). */
+ * in the end. A warpgroup's part is in units of its own last stage's. */
 template <class S>
 __device__ inline float
 sum_l(uint32_t smem, uint32_t h, uint32_t stages)
@@ -252,16 +251,16 @@ sum_l(uint32_t smem, uint32_t h, uint32_t stages)
 	float l = 0.0f, k = 1.0f;
 
 #pragma unroll
-	for (uint32_t w = 1; w <= S::l_parts; w++) {
+	for (uint32_t w = 1; w <= S::wgs; w++) {
 		uint32_t i = stages - w, told = told_at<S>(smem, i);
 		uint4 x;
 
 		if (w > stages)
 			break;
-		x = lds128(at + (S::wide ? 0 : i % S::wgs * 16));
+		x = lds128(at + i % S::wgs * 16);
 		l += k * ((__uint_as_float(x.x) + __uint_as_float(x.y)) +
 		    (__uint_as_float(x.z) + __uint_as_float(x.w)));
-		if (!S::wide && lds32(told + S::nh * 4) != 0)
+		if (lds32(told + S::nh * 4) != 0)
 			k *= ldsf(told + h * 4);
 	}
 	return l;
@@ -551,7 +550,7 @@ tell_owners(const Args &g)
 	uint32_t head = blockIdx.y * S::nh, first = head >> g.part_lg;
 	uint32_t n = ((head + S::nh - 1) >> g.part_lg) - first + 1;
 
-	bar_sync(BAR_OUT, S::work + 128);
+	bar_sync(BAR_OUT, S::telling);
 	for (uint32_t i = threadIdx.x; i < n; i += S::work)
 		peer_arrive(g.to[first + i].arrived);
 }

@@ -100,6 +100,14 @@ ldmatrix4(uint32_t a, uint32_t &r0, uint32_t &r1, uint32_t &r2, uint32_t &r3)
 	    : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(a));
 }
 
+__device__ inline void
+stmatrix4(uint32_t a, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 "
+	    "[%0], {%1, %2, %3, %4};"
+	    :: "r"(a), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+}
+
 /* The same tiles, stored transposed. */
 __device__ inline void
 stmatrix4_t(uint32_t a, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
@@ -284,6 +292,20 @@ __device__ inline void
 copies_wait(void)
 {
 	asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* The same in groups: all but the last N of them. */
+__device__ inline void
+copies_commit(void)
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N>
+__device__ inline void
+copies_wait(void)
+{
+	asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
 __device__ inline void

@@ -3,7 +3,7 @@
  * graph has its own key lists into a pool much larger than the L2, so rows come
  * from memory as they do in a decode step; q and outputs stay in the L2.
  *
- * kernel_bench [attend|index|prefill|experts|linear|many|route|query|
+ * kernel_bench [attend|rows|index|prefill|experts|linear|many|route|query|
  *     sweep [experts|linear]]:
  * beside each median stand the floor (the larger of bytes over measured
  * bandwidth and flops over measured rate) and, where one was measured on the
@@ -272,6 +272,66 @@ bench_attend(bool bf16, bool sweep)
 		}
 	if (!sweep)
 		bench_shares(bed);
+}
+
+/* As in prefill: query rows by the thousand over the keys of one request. Also
+ * by force in each kind of blocks. */
+static void
+bench_attend_rows(bool bf16)
+{
+	constexpr uint32_t ROWS = 2048, K = 2048, TURN = 128;
+	Bed bed(bf16);
+	enum dcpk_kv kv = bf16 ? DCPK_KV_BF16 : DCPK_KV_FP8;
+	Buf<uint16_t> q((size_t)ROWS * 128 * 576), out((size_t)ROWS * 128 *
+	    512);
+	Buf<float> lse(ROWS * 128);
+	Buf<uint32_t> list((size_t)ROWS * K), count(ROWS);
+	std::vector<uint32_t> l(list.n), n(ROWS, K);
+	struct dcpg_attend_shape sh;
+	struct dcpg_attend a = {};
+	Rng g(11);
+
+	for (uint32_t i = 0; i < ROWS / TURN; i++)
+		CHECK(cudaMemcpy(q.d + i * bed.q.n, bed.q.d, bed.q.n * 2,
+		    cudaMemcpyDeviceToDevice));
+	count.put(n);
+	a.q = q.d;
+	a.pool = bed.pool.d;
+	a.list = list.d;
+	a.count = count.d;
+	a.out = out.d;
+	a.lse = lse.d;
+	a.rows = ROWS;
+	a.list_stride = a.max_count = K;
+	a.kv = kv;
+	a.scale = 0.1352337f;
+	for (uint32_t keys : { 32768u, 131072u }) {
+		for (auto &x : l)
+			x = g.below(keys);
+		list.put(l);
+		for (uint32_t heads : { 128u, 64u, 32u, 16u }) {
+			double flops = (double)ROWS * heads * K * 2176, t;
+
+			a.heads = heads;
+			a.shape = 0;
+			t = replay(2, [&](int, cudaStream_t s) {
+				CALL(dcpg_attend(&a, s));
+			});
+			printf("attention of %u rows, %s, %u heads, %u keys of "
+			    "%u: %.0f us, %.0f TFLOP/s;", ROWS, bf16 ? "bf16" :
+			    "fp8", heads, K, keys, t, flops / t * 1e-6);
+			for (a.shape = 1; dcpg_attend_shape(kv, a.shape - 1,
+			    &sh); a.shape++)
+				if (sh.heads <= heads && sh.heads >= 16)
+					printf(" %u/%u:%.0f", sh.heads,
+					    sh.groups, replay(2,
+					    [&](int, cudaStream_t s) {
+						CALL(dcpg_attend(&a, s));
+					}));
+			printf("\n");
+			fflush(stdout);
+		}
+	}
 }
 
 /* --- indexer ------------------------------------------------------------- */
@@ -606,6 +666,10 @@ main(int argc, char **argv)
 			bench_attend(argc > 2 && strcmp(argv[2], "bf16") == 0,
 			    true);
 		return 0;
+	}
+	if (*what == '\0' || strcmp(what, "rows") == 0) {
+		bench_attend_rows(false);
+		bench_attend_rows(true);
 	}
 	if (*what == '\0' || strcmp(what, "prefill") == 0)
 		bench_prefill();

@@ -364,8 +364,9 @@ attend_tests(void)
 		for (uint32_t i = 0; dcpg_attend_shape(kv, i, &sh); i++)
 			for (uint32_t x = 0; x < 12; x++) {
 				double grow[] = { 1, 1000, 1e-3 };
-				uint32_t team = x % 2 + 1, s = x / 2 % 2 + 1;
-				AttendCase c = { b == 1, sh.heads * team, 16,
+				uint32_t groups = x % 2 + 1, s = x / 2 % 2 + 1;
+				uint32_t team = sh.fit[groups] ? groups : 1;
+				AttendCase c = { b == 1, sh.heads * groups, 16,
 				    1154, i + 1, s, team, true, { 129, 130, 159,
 				    160, 161, 191, 192, 193, 257, 289, 320, 321,
 				    385, 577, 898, 1154 }, grow[x / 4] };
