@@ -3,8 +3,9 @@
 EXTRA_DIST += $(cuda_sources) kernels/cuda/dcpg.h kernels/cuda/device.cuh \
 	kernels/cuda/rowops.cuh kernels/cuda/ptx.cuh kernels/cuda/digit.cuh \
 	kernels/cuda/attend.cuh kernels/cuda/attend_gather.cuh \
-	kernels/cuda/attend_wide.cuh kernels/cuda/attend_roles.cuh \
+	kernels/cuda/attend_heads.cuh kernels/cuda/attend_roles.cuh \
 	kernels/cuda/attend_out.cuh kernels/cuda/bins.cuh \
+	kernels/cuda/wgmma.cuh \
 	kernels/cuda/peer.cuh kernels/cuda/merge.cuh \
 	kernels/cuda/codes.cuh kernels/cuda/select.cuh kernels/cuda/offers.cuh \
 	kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
@@ -53,9 +54,9 @@ $(cuda_sources:.cu=.o): kernels/kernels.h kernels/layout.h kernels/keep.h \
 	kernels/graphs.h kernels/comm.h kernels/fail.h kernels/mirror.h \
 	kernels/cuda/dcpg.h kernels/cuda/device.cuh kernels/cuda/rowops.cuh \
 	kernels/cuda/ptx.cuh kernels/cuda/digit.cuh kernels/cuda/attend.cuh \
-	kernels/cuda/attend_gather.cuh kernels/cuda/attend_wide.cuh \
+	kernels/cuda/attend_gather.cuh kernels/cuda/attend_heads.cuh \
 	kernels/cuda/attend_roles.cuh kernels/cuda/attend_out.cuh \
-	kernels/cuda/bins.cuh \
+	kernels/cuda/wgmma.cuh kernels/cuda/bins.cuh \
 	kernels/cuda/peer.cuh kernels/cuda/merge.cuh kernels/cuda/codes.cuh \
 	kernels/cuda/launch.cuh kernels/cuda/experts.cuh \
 	kernels/cuda/select.cuh kernels/cuda/offers.cuh
