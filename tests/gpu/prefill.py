@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 """What a chunk of prefill costs behind a long prefix.
 
-    prefill.py FWD LIBDCP_CUDA [OTHER_LIBDCP_CUDA [PREFIX CHUNK WAYS]]
+    prefill.py FWD LIBDCP_CUDA [OTHER_LIBDCP_CUDA [PREFIX CHUNK WAYS [KV]]]
 
 Random weights in DeepSeek-V3.2's shapes, two layers whose FFN is next to
 nothing: what is left is attention and its indexer. A prompt is prefilled in
 chunks (4,096) up to the prefix (32,768) and one chunk more; printed is the last
-chunk, host time around the pass, ms a layer. With another module, an older one
+chunk, host time around the pass, ms a layer. KV is fp8 or bf16. With another module, an older one
 say, its figures stand beside. WAYS: how many layouts, the first is one rank. The
 others are of two ranks, on four or eight GPUs of as many. On one GPU both share
 it, so that a layer takes what both take together.
@@ -19,9 +19,9 @@ import numpy as np
 LAYERS = 2
 
 
-def chunk_ms(fwd, model, prefix, chunk, how):
+def chunk_ms(fwd, model, prefix, chunk, how, kv):
     rng = np.random.default_rng(prefix)
-    a = fwd.run(model=model, dummy=True, kv="fp8", idx="fp8", decode=1,
+    a = fwd.run(model=model, dummy=True, kv=kv, idx="fp8", decode=1,
                 chunk=chunk, batch=1, **how,
                 prompts=[rng.integers(2, 4096, prefix + 2 * chunk).tolist()])
     if "error" in a:
@@ -43,9 +43,10 @@ def main():
     ways = [dict(tp=1)] + [dict(many, dcp=n, way=w) for w in
                            ("q", "kv", "a2a")] + [dict(many, cp=n, dcp=n)]
     ways = ways[:int(sys.argv[6]) if len(sys.argv) > 6 else len(ways)]
-    print(f"{chunk} rows behind {prefix}: ms a layer")
+    kv = sys.argv[7] if len(sys.argv) > 7 else "fp8"
+    print(f"{chunk} rows behind {prefix}, {kv} rows: ms a layer")
     for how in ways:
-        ms = [chunk_ms(f, model, prefix, chunk, how) for f in fwds]
+        ms = [chunk_ms(f, model, prefix, chunk, how, kv) for f in fwds]
         if None in ms:
             continue
         print(f"{mc.name(how):28} " + " / ".join(f"{x:8.2f}" for x in ms) +
