@@ -16,7 +16,7 @@ static double
 attend_rate(const dcpk_ctx *c, uint32_t heads)
 {
 	static const double fp8[] = { 74e12, 170e12, 313e12, 382e12, 415e12 };
-	static const double bf16[] = { 44e12, 114e12, 207e12, 374e12, 399e12 };
+	static const double bf16[] = { 44e12, 114e12, 207e12, 413e12, 474e12 };
 	uint32_t lg = 3;
 
 	while (lg < 7 && heads > 1u << lg)
