@@ -82,6 +82,9 @@ trip(struct probe *p)
 	do {
 		DCPD_ASSERT(dcp_next(p->d, 20000, &ev) == 0);
 		type = ev->type;
+		if (type == DCP_EV_ERROR)
+			fprintf(stderr, "the probe's request: %.*s\n",
+			    (int)ev->text_len, ev->text);
 		DCPD_ASSERT(type != DCP_EV_ERROR);
 		dcp_event_release(p->d, ev);
 	} while (type == DCP_EV_DELTA);
